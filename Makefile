@@ -1,0 +1,46 @@
+# Every target does its own set-up on a machine that has only Python 3.11+, git and make. Nothing is installed outside
+# .venv, but Debian packages that tests and benchmarks compare with, and those only when run as root.
+SHELL := /bin/bash
+.DEFAULT_GOAL := help
+
+VENV := .venv
+BIN := $(VENV)/bin
+PYTEST_WORKERS ?= 2
+PURE := $(wildcard $(addprefix src/exaserve/,domain scheduling health perfmodel))
+
+.PHONY: help setup demo test check format bench-gateway clean
+
+help: ## this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' Makefile
+
+$(VENV)/.runtime: pyproject.toml requirements.lock scripts/setup
+	@scripts/setup runtime
+
+$(VENV)/.dev: pyproject.toml requirements.lock scripts/setup
+	@scripts/setup dev
+
+setup: $(VENV)/.dev ## virtual environment with everything for development
+
+demo: $(VENV)/.runtime ## a cluster of 48 emulated replicas: round robin against entropy, about two minutes
+	@$(BIN)/exaserve demo
+
+test: $(VENV)/.dev ## all tests
+	@$(BIN)/python -m pytest -n $(PYTEST_WORKERS) --dist loadgroup $(PYTEST_ARGS)
+
+check: $(VENV)/.dev ## format, lint, types, import rules
+	@$(BIN)/ruff format --check .
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff check --config ruff-pure.toml $(PURE)
+	@$(BIN)/lint-imports --no-cache
+	@$(BIN)/mypy src tests $(wildcard benchmarks)
+
+format: $(VENV)/.dev ## rewrite the sources in the house format
+	@$(BIN)/ruff format .
+	@$(BIN)/ruff check --fix .
+
+bench-gateway: $(VENV)/.dev ## gateway against HAProxy and vllm-router on the same core
+	@$(BIN)/python -m benchmarks.gateway
+
+clean: ## remove the virtual environment and caches
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build dist
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,116 @@
+"""The command ``exaserve``.
+
+Commands are registered here by name and one line of help; the module ``exaserve.cli.<name>`` behind one is imported
+only when it runs, so that ``exaserve --help`` does not pay for event loops and numeric libraries. Such a module has
+
+- either a function of the command's own name with typer annotations (``exaserve.cli.gateway.gateway``): its docstring
+  is the command's help;
+- or, for a command with subcommands, a function ``group() -> typer.Typer``.
+
+Exit codes: 0 done, 1 failed, 2 wrong flags or configuration, 130 interrupted. Errors that ExaServe raises on purpose
+are printed as one message, never as a traceback.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from typing import Annotated, Any, NamedTuple
+
+import typer
+import typer.core
+import typer.main
+
+from exaserve import __version__
+from exaserve.domain.errors import ConfigError, ExaServeError
+
+__all__ = ["COMMANDS", "CommandEntry", "build", "main"]
+
+TRY, SERVE, OPERATE = "Try it", "Serve", "Operate"
+
+
+class CommandEntry(NamedTuple):
+    """One command as ``exaserve --help`` lists it."""
+
+    panel: str
+    summary: str
+
+
+COMMANDS: dict[str, CommandEntry] = {
+    "demo": CommandEntry(TRY, "Bring up 48 emulated replicas and compare round robin with entropy."),
+    "up": CommandEntry(TRY, "Run a whole cluster on this machine from one file."),
+    "emulate": CommandEntry(TRY, "Run emulated engines that answer like vLLM's server."),
+    "gateway": CommandEntry(SERVE, "Put one OpenAI-compatible endpoint in front of replicas."),
+    "status": CommandEntry(OPERATE, "Show a gateway's replicas as a live table."),
+    "config": CommandEntry(OPERATE, "Check a cluster file, or show its effective values."),
+}
+
+
+class LazyGroup(typer.core.TyperGroup):
+    """Knows every command's name and summary; imports a command's module when it is about to run."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        del ctx
+        return list(COMMANDS)
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        if args and args[0] in COMMANDS:
+            self.commands[args[0]] = _load(args[0])
+        return super().resolve_command(ctx, args)
+
+
+def _load(name: str) -> Any:
+    module = importlib.import_module(f"exaserve.cli.{name}")
+    if hasattr(module, "group"):
+        command = typer.main.get_group(module.group())
+        command.name = name
+        return command
+    single = typer.Typer(add_completion=False)
+    single.command(name)(getattr(module, name))
+    return typer.main.get_command(single)
+
+
+def _summary_only() -> None:
+    """Stands for a command in the list; :meth:`LazyGroup.resolve_command` puts the real one in its place."""
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"exaserve {__version__}")
+        raise typer.Exit
+
+
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and exit.")
+    ] = False,
+) -> None:
+    """One dependable OpenAI-compatible endpoint over your own machines, scheduled by entropy.
+
+    Start with: exaserve demo
+    """
+
+
+def build() -> Any:
+    """The root command, ready to be called with ``args`` (or none: ``sys.argv``)."""
+    app = typer.Typer(
+        cls=LazyGroup,
+        no_args_is_help=True,
+        add_completion=False,
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+    app.callback()(_root)
+    for name, entry in COMMANDS.items():
+        app.command(name, help=entry.summary, rich_help_panel=entry.panel)(_summary_only)
+    return typer.main.get_command(app)
+
+
+def main(args: list[str] | None = None) -> None:
+    """Entry point of the console script. Always ends by ``SystemExit``."""
+    try:
+        build().main(args=args, prog_name="exaserve")
+    except ExaServeError as error:
+        sys.stderr.write(f"error: {error.message}\n")
+        raise SystemExit(2 if isinstance(error, ConfigError) else 1) from None
+    except KeyboardInterrupt:
+        raise SystemExit(130) from None

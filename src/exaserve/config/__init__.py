@@ -1,0 +1,1 @@
+"""The cluster file and the environment: typed, strict about unknown keys, errors with the full path of the field."""

@@ -1,0 +1,1 @@
+"""Where replicas come from: a stream of changes to the set of replicas."""

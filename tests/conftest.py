@@ -1,0 +1,28 @@
+"""For all tests: uvloop, as in production, and an async test fails when code of ours blocks its event loop."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+import uvloop
+from blockbuster import blockbuster_ctx
+from hypothesis import HealthCheck, settings
+
+# Workers share cores, so a slow example is not a failed one; and every machine sees the same examples.
+settings.register_profile("house", deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=True)
+settings.load_profile("house")
+
+
+def pytest_asyncio_loop_factories() -> dict[str, Callable[[], object]]:
+    return {"uvloop": uvloop.new_event_loop}
+
+
+@pytest.fixture(autouse=True)
+def _loop_is_never_blocked(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Only calls that come from ``exaserve`` count: a test may read its own files."""
+    if request.node.get_closest_marker("asyncio") is None or request.node.get_closest_marker("may_block") is not None:
+        yield
+        return
+    with blockbuster_ctx("exaserve"):
+        yield
