@@ -1,0 +1,328 @@
+"""One entry per replica: observations in, availability out."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
+
+from exaserve.domain.replica import ReplicaId
+from exaserve.health.breaker import Breaker
+from exaserve.health.config import HealthConfig
+from exaserve.health.lifecycle import AVAILABLE, Event, State, transition
+from exaserve.health.probe import judge_probe
+
+__all__ = ["FailureKind", "HealthBook", "HealthView"]
+
+
+class FailureKind(Enum):
+    """How a client's request failed at a replica. 4xx and 429 are no failures."""
+
+    CONNECT = "connect"
+    RESET = "reset"
+    TIMEOUT = "timeout"
+    INVALID = "invalid"
+    STATUS_5XX = "status_5xx"
+
+
+@dataclass(frozen=True, slots=True)
+class HealthView:
+    """What is known of one replica's health.
+
+    Attributes:
+        state: name of the life-cycle state, such as ``healthy``.
+        since: when it entered that state, monotonic seconds.
+        share: part of its normal traffic it may take now, 0..1.
+        reason: what moved it there, in words.
+        consecutive_failures: clients' requests that failed in a row.
+        strikes: failed probes in a row.
+        ejections: times ejected since it was last forgiven.
+        probe_latency_s: latency of the last probe that was answered, None if none was.
+        last_failure: kind and detail of the last failure, "" if none.
+    """
+
+    state: str
+    since: float
+    available: bool
+    share: float
+    reason: str
+    consecutive_failures: int
+    strikes: int
+    ejections: int
+    probe_latency_s: float | None
+    last_failure: str
+
+
+class _Entry:
+    __slots__ = (
+        "announced",
+        "breaker",
+        "ejections",
+        "last_failure",
+        "probe_at",
+        "probe_latency_s",
+        "probe_wait_s",
+        "probing",
+        "progress_at",
+        "reason",
+        "recoveries",
+        "since",
+        "state",
+        "strikes",
+    )
+
+    def __init__(self, config: HealthConfig, now: float) -> None:
+        self.state = State.UNKNOWN
+        self.since = now
+        self.reason = "not probed yet"
+        self.breaker = Breaker(config.failures_max, config.failure_rate_max, config.window_s, config.window_min)
+        self.strikes = 0
+        self.recoveries = 0
+        self.ejections = 0
+        self.probing = False
+        self.probe_at = now
+        self.probe_wait_s = config.probe_fast_s
+        self.probe_latency_s: float | None = None
+        self.progress_at = float("-inf")
+        self.last_failure = ""
+        self.announced: tuple[bool, float] | None = None
+
+
+class HealthBook:
+    """Health of every replica as this gateway sees it.
+
+    Args:
+        on_change: called with ``(replica, available, reason, share)`` whenever availability or share changes, and once
+            when a replica is added. It must not call back into the book.
+    """
+
+    def __init__(self, config: HealthConfig, on_change: Callable[[ReplicaId, bool, str, float], None]) -> None:
+        self.config = config
+        self._on_change = on_change
+        self._entries: dict[ReplicaId, _Entry] = {}
+        self._due: list[tuple[float, ReplicaId]] = []
+        """Heap of probe times; entries whose time has changed since are skipped when they come up."""
+        self._timed: set[ReplicaId] = set()
+        """Replicas that :meth:`tick` has to look at: ejected, ramping, or with failures in their window."""
+
+    # ---- membership ---------------------------------------------------------------------------------------------
+    def add(self, replica: ReplicaId, now: float) -> None:
+        if replica in self._entries:
+            raise ValueError(f"replica {replica} is already known")
+        entry = self._entries[replica] = _Entry(self.config, now)
+        heapq.heappush(self._due, (now, replica))
+        self._announce(replica, entry, now)
+
+    def remove(self, replica: ReplicaId) -> None:
+        self._entries.pop(replica, None)
+        self._timed.discard(replica)
+
+    def __contains__(self, replica: ReplicaId) -> bool:
+        return replica in self._entries
+
+    # ---- observations. All but `probed` may name a replica that has left: such stragglers say nothing -----------
+    def succeeded(self, replica: ReplicaId, now: float) -> None:
+        """A response to a client began with a status below 500."""
+        entry = self._entries.get(replica)
+        if entry is None:
+            return
+        entry.progress_at = now
+        if entry.state in AVAILABLE:
+            entry.breaker.succeeded(now)
+
+    def progressed(self, replica: ReplicaId, now: float) -> None:
+        """The replica did some work, say its token counters grew or bytes of an answer came. Says it is not frozen."""
+        entry = self._entries.get(replica)
+        if entry is not None:
+            entry.progress_at = now
+
+    def failed(self, replica: ReplicaId, kind: FailureKind, now: float) -> None:
+        """A client's request failed at the replica."""
+        entry = self._entries.get(replica)
+        if entry is None:
+            return
+        entry.last_failure = kind.value
+        if entry.state not in AVAILABLE:
+            return
+        entry.breaker.failed(now)
+        self._timed.add(replica)
+        if (why := entry.breaker.tripped(now)) is not None:
+            self._trip(replica, entry, f"{why}, last: {kind.value}", now)
+            return
+        self._probe_by(replica, entry, now + self.config.probe_fast_s)
+        self._announce(replica, entry, now)
+
+    def probe_started(self, replica: ReplicaId, now: float) -> None:
+        """A probe is under way; the replica is not due again until :meth:`probed`."""
+        entry = self._entries[replica]
+        assert not entry.probing, replica
+        entry.probing = True
+
+    def probe_finished(
+        self, replica: ReplicaId, now: float, *, status: int | None, latency_s: float, error: str = ""
+    ) -> None:
+        """A probe ended; judges it by :func:`judge_probe` and counts the verdict."""
+        entry = self._entries.get(replica)
+        if entry is None:
+            return
+        progressed = entry.progress_at >= now - latency_s
+        verdict = judge_probe(self.config, status=status, latency_s=latency_s, progressed=progressed, error=error)
+        if status is not None:
+            entry.probe_latency_s = latency_s
+        self._count_probe(replica, entry, verdict.ok, max(1, verdict.strikes), verdict.detail, now)
+
+    def probed(self, replica: ReplicaId, ok: bool, detail: str, now: float, latency_s: float) -> None:
+        """A probe that the caller judged itself. Unknown replicas are ignored."""
+        entry = self._entries.get(replica)
+        if entry is None:
+            return
+        entry.probe_latency_s = latency_s
+        self._count_probe(replica, entry, ok, 1, detail, now)
+
+    # ---- time ---------------------------------------------------------------------------------------------------
+    def tick(self, now: float) -> None:
+        """Moves what only time moves: ejected replicas cool, slow starts grow, failure windows empty."""
+        for replica in sorted(self._timed):
+            entry = self._entries[replica]
+            if entry.state is State.EJECTED and now >= entry.since + self._open_s(entry):
+                self._move(replica, entry, Event.COOLED, f"probing after: {entry.reason}", now)
+                self._probe_by(replica, entry, now)
+            elif entry.state is State.RAMPING and now >= entry.since + self.config.slow_start_s:
+                self._move(replica, entry, Event.RAMPED, "recovered", now)
+            elif entry.state in AVAILABLE:
+                self._announce(replica, entry, now)
+            if entry.state is State.HEALTHY and entry.breaker.rate(now) == 0.0:
+                self._timed.discard(replica)
+
+    def due(self, now: float) -> list[ReplicaId]:
+        """Replicas to probe now, the longest due first. Each stays due until :meth:`probe_started`."""
+        ready: dict[ReplicaId, float] = {}
+        while self._due and self._due[0][0] <= now:
+            at, replica = heapq.heappop(self._due)
+            entry = self._entries.get(replica)
+            if entry is None or entry.probing or entry.probe_at != at or entry.state is State.EJECTED:
+                continue
+            ready[replica] = at
+        for replica, at in ready.items():
+            heapq.heappush(self._due, (at, replica))
+        return list(ready)
+
+    def view(self, replica: ReplicaId, now: float | None = None) -> HealthView:
+        """Raises KeyError for a replica that is not known."""
+        entry = self._entries[replica]
+        return HealthView(
+            state=entry.state.value,
+            since=entry.since,
+            available=entry.state in AVAILABLE,
+            share=self._share(entry, entry.since if now is None else now),
+            reason=entry.reason,
+            consecutive_failures=entry.breaker.consecutive,
+            strikes=entry.strikes,
+            ejections=entry.ejections,
+            probe_latency_s=entry.probe_latency_s,
+            last_failure=entry.last_failure,
+        )
+
+    def validate(self) -> None:
+        """Asserts the invariants that hold between any two calls."""
+        for replica, entry in self._entries.items():
+            assert entry.announced is not None, replica
+            assert entry.announced[0] == (entry.state in AVAILABLE), replica
+            assert 0.0 <= entry.announced[1] <= 1.0, replica
+            assert entry.state in AVAILABLE or entry.announced[1] == 0.0, replica
+            assert entry.strikes < self.config.strikes_max or entry.state not in AVAILABLE, replica
+            assert entry.state is not State.EJECTED or replica in self._timed, replica
+            assert entry.state is not State.RAMPING or replica in self._timed, replica
+        assert self._timed <= self._entries.keys()
+        assert len(self._due) <= 8 * len(self._entries) + 64, len(self._due)
+
+    # ---- inside -------------------------------------------------------------------------------------------------
+    def _count_probe(self, replica: ReplicaId, entry: _Entry, ok: bool, strikes: int, detail: str, now: float) -> None:
+        entry.probing = False
+        if ok:
+            entry.strikes = 0
+            entry.recoveries += 1
+        else:
+            entry.strikes += strikes
+            entry.recoveries = 0
+            entry.last_failure = f"probe: {detail}"
+        wait_s = self.config.probe_interval_s
+        if entry.state is State.UNKNOWN:
+            if ok:
+                self._move(replica, entry, Event.PROBED_WELL, "probed", now)
+            else:
+                self._move(replica, entry, Event.PROBED_BADLY, detail, now)
+                wait_s = entry.probe_wait_s
+                entry.probe_wait_s = min(wait_s * self.config.probe_backoff, self.config.probe_interval_s)
+        elif entry.state is State.HALF_OPEN:
+            wait_s = self.config.probe_fast_s
+            if not ok:
+                self._eject(replica, entry, Event.PROBED_BADLY, f"still failing: {detail}", now)
+            elif entry.recoveries >= self.config.recoveries_min:
+                self._move(replica, entry, Event.PROBED_WELL, f"{entry.recoveries} probes well", now)
+                wait_s = self.config.probe_interval_s
+        elif entry.state in AVAILABLE and not ok:
+            wait_s = self.config.probe_fast_s
+            if entry.strikes >= self.config.strikes_max:
+                self._trip(replica, entry, f"probe: {detail}", now)
+        self._probe_at(replica, entry, now + wait_s)
+
+    def _trip(self, replica: ReplicaId, entry: _Entry, reason: str, now: float) -> None:
+        if entry.state is State.HEALTHY and now - entry.since >= self.config.forgive_s:
+            entry.ejections = 0
+        self._eject(replica, entry, Event.TRIPPED, reason, now)
+
+    def _eject(self, replica: ReplicaId, entry: _Entry, event: Event, reason: str, now: float) -> None:
+        entry.ejections += 1
+        entry.recoveries = 0
+        entry.strikes = 0
+        self._timed.add(replica)
+        self._move(replica, entry, event, reason, now)
+
+    def _move(self, replica: ReplicaId, entry: _Entry, event: Event, reason: str, now: float) -> None:
+        state = transition(entry.state, event)
+        entry.reason = reason
+        if state is not entry.state:
+            entry.state = state
+            entry.since = now
+            if event is Event.PROBED_WELL:
+                entry.breaker.reset()
+            if state is State.RAMPING:
+                self._timed.add(replica)
+        self._announce(replica, entry, now)
+
+    def _announce(self, replica: ReplicaId, entry: _Entry, now: float) -> None:
+        """Tells the listener, only where something changed; shares in steps of a tenth, so that it stays rare."""
+        available = entry.state in AVAILABLE
+        new = (available, max(0.1, round(self._share(entry, now), 1)) if available else 0.0)
+        if new != entry.announced:
+            entry.announced = new
+            self._on_change(replica, available, entry.reason, new[1])
+
+    def _share(self, entry: _Entry, now: float) -> float:
+        """Slow start times the share of answers that did not fail: what fails fast must not look idle and draw more."""
+        if entry.state not in AVAILABLE:
+            return 0.0
+        share = 1.0 - entry.breaker.rate(now)
+        if entry.state is State.RAMPING and self.config.slow_start_s > 0.0:
+            start = self.config.slow_start_share
+            done = min(1.0, max(0.0, (now - entry.since) / self.config.slow_start_s))
+            share *= start + (1.0 - start) * done
+        return share
+
+    def _open_s(self, entry: _Entry) -> float:
+        doublings = min(max(entry.ejections - 1, 0), 32)
+        return min(self.config.open_s * 2.0**doublings, self.config.open_max_s)
+
+    def _probe_by(self, replica: ReplicaId, entry: _Entry, at: float) -> None:
+        """The next probe is at ``at`` or sooner."""
+        if at < entry.probe_at or entry.state is State.HALF_OPEN:
+            self._probe_at(replica, entry, at)
+
+    def _probe_at(self, replica: ReplicaId, entry: _Entry, at: float) -> None:
+        entry.probe_at = at
+        heapq.heappush(self._due, (at, replica))
+        if len(self._due) > 8 * len(self._entries) + 64:
+            self._due = [(known.probe_at, name) for name, known in self._entries.items()]
+            heapq.heapify(self._due)

@@ -1,0 +1,67 @@
+"""Settings of health checking: what each bound costs and buys."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+__all__ = ["HealthConfig"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HealthConfig:
+    """All times in seconds.
+
+    Attributes:
+        probe_interval_s: between probes of a healthy replica.
+        probe_limit_s: a probe answered later than this counts as failed, unless the replica made progress meanwhile.
+        probe_timeout_s: a probe is given up after this. A replica that stops answering is out of rotation after at most
+            ``probe_interval_s + probe_timeout_s`` (10 s).
+        probe_fast_s: first interval between probes while a replica is unknown, half open or under suspicion.
+        probe_backoff: factor from one probe of an unknown replica to the next, up to ``probe_interval_s``.
+        strikes_max: failed probes in a row that eject. One that timed out with no sign of life counts as two: it has
+            missed the limit and the time-out.
+        failures_max: clients' requests in a row that fail before the replica is ejected.
+        failure_rate_max: share of failures within ``window_s`` that ejects, once it holds ``window_min`` answers.
+        window_s: length of that window; it is kept as ``window_s`` one-second sums, whatever the traffic.
+        recoveries_min: successful probes in a row that end an ejection.
+        open_s: first time an ejected replica is left alone; doubles with each ejection that follows, up to ``open_max_s``.
+        open_max_s: longest time it is left alone. Short, since probing costs one token and a restart should show at once.
+        forgive_s: healthy for this long, a replica starts again with ``open_s``.
+        slow_start_s: from ``slow_start_share`` to the full share, linearly. 0 turns slow start off.
+        slow_start_share: share of its normal traffic right after recovery, in (0, 1].
+    """
+
+    probe_interval_s: float = 5.0
+    probe_limit_s: float = 2.0
+    probe_timeout_s: float = 5.0
+    probe_fast_s: float = 0.25
+    probe_backoff: float = 1.5
+    strikes_max: int = 2
+    failures_max: int = 3
+    failure_rate_max: float = 0.5
+    window_s: int = 10
+    window_min: int = 10
+    recoveries_min: int = 2
+    open_s: float = 0.5
+    open_max_s: float = 5.0
+    forgive_s: float = 60.0
+    slow_start_s: float = 10.0
+    slow_start_share: float = 0.1
+
+    def __post_init__(self) -> None:
+        for name in ("probe_interval_s", "probe_limit_s", "probe_timeout_s", "probe_fast_s", "open_s", "open_max_s"):
+            if not getattr(self, name) > 0.0:
+                raise ValueError(f"{name} must be above 0, not {getattr(self, name)}")
+        for name in ("strikes_max", "failures_max", "window_s", "window_min", "recoveries_min"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
+        if not 0.0 < self.slow_start_share <= 1.0:
+            raise ValueError(f"slow_start_share must be in (0, 1], not {self.slow_start_share}")
+        if not 0.0 < self.failure_rate_max <= 1.0:
+            raise ValueError(f"failure_rate_max must be in (0, 1], not {self.failure_rate_max}")
+        if self.probe_limit_s > self.probe_timeout_s:
+            raise ValueError("probe_limit_s must not be above probe_timeout_s")
+        if self.open_s > self.open_max_s:
+            raise ValueError("open_s must not be above open_max_s")
+        if self.probe_backoff < 1.0:
+            raise ValueError(f"probe_backoff must be at least 1, not {self.probe_backoff}")

@@ -1,0 +1,48 @@
+"""What one probe's result means."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from exaserve.health.config import HealthConfig
+
+__all__ = ["ProbeVerdict", "judge_probe"]
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeVerdict:
+    """``strikes`` is how many failed probes it counts for; 0 where it went well or says nothing."""
+
+    ok: bool
+    strikes: int
+    detail: str
+
+
+def judge_probe(
+    config: HealthConfig, *, status: int | None, latency_s: float, progressed: bool, error: str = ""
+) -> ProbeVerdict:
+    """Judges a real 1-token completion.
+
+    Args:
+        status: HTTP status, None where there was no answer.
+        latency_s: from sending to the whole answer, or to giving up, seconds.
+        progressed: whether the replica did other work meanwhile (an answer began, token counters grew). A full engine
+            queues probes as it queues everything; ejecting it for that would push its load onto the others and eject
+            them next. A frozen one makes no progress.
+        error: what went wrong below HTTP, "" if nothing.
+    """
+    if status is None:
+        timed_out = latency_s >= config.probe_timeout_s
+        if timed_out and progressed:
+            return ProbeVerdict(
+                True, 0, f"busy: no answer to the probe within {config.probe_timeout_s:g} s, but working"
+            )
+        detail = error or f"no answer within {config.probe_timeout_s:g} s"
+        return ProbeVerdict(False, 2 if timed_out else 1, detail)
+    if status == 429:
+        return ProbeVerdict(True, 0, "busy: 429")
+    if not 200 <= status < 300:
+        return ProbeVerdict(False, 1, f"status {status}" + (f": {error}" if error else ""))
+    if latency_s > config.probe_limit_s and not progressed:
+        return ProbeVerdict(False, 1, f"slow: {latency_s:.1f} s for one token, limit {config.probe_limit_s:g} s")
+    return ProbeVerdict(True, 0, "ok")

@@ -1,0 +1,85 @@
+"""Prometheus text exposition 0.0.4, written directly.
+
+A gateway's scrape runs on the loop that relays tokens. Building prometheus_client metric objects costs about 5 µs a sample,
+which at 3,072 replicas would hold every stream up for a quarter of a second; joining strings costs a tenth of that.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+__all__ = ["Family", "Histogram", "labels", "number"]
+
+Kind = Literal["counter", "gauge", "histogram", "summary"]
+
+
+def labels(**pairs: str) -> str:
+    """``{a="x",b="y"}`` with the values escaped, "" for none."""
+    if not pairs:
+        return ""
+    body = ",".join(f'{name}="{_escape(value)}"' for name, value in pairs.items())
+    return "{" + body + "}"
+
+
+def _escape(value: str) -> str:
+    if "\\" in value or '"' in value or "\n" in value:
+        value = value.replace("\\", "\\\\").replace("\n", "\\n").replace('"', '\\"')
+    return value.encode("utf-8", "replace").decode() if not value.isascii() else value
+
+
+def number(value: float) -> str:
+    if isinstance(value, int):
+        return str(value)
+    if math.isfinite(value):
+        return repr(value)
+    return "NaN" if math.isnan(value) else ("+Inf" if value > 0 else "-Inf")
+
+
+@dataclass(slots=True)
+class Family:
+    """One metric with all its samples: ``(suffix, labels, value)`` with labels as :func:`labels` makes them."""
+
+    name: str
+    kind: Kind
+    help: str
+    samples: list[tuple[str, str, float]] = field(default_factory=list)
+
+    def add(self, value: float, label_text: str = "", suffix: str = "") -> None:
+        self.samples.append((suffix, label_text, value))
+
+    def lines(self) -> Iterable[str]:
+        if not self.samples:
+            return
+        name = self.name
+        yield f"# HELP {name} {self.help}\n# TYPE {name} {self.kind}\n"
+        for suffix, label_text, value in self.samples:
+            yield f"{name}{suffix}{label_text} {number(value)}\n"
+
+
+class Histogram:
+    """Counts per bucket as plain ints; cumulative only when rendered. Bounds are inclusive upper bounds, ascending."""
+
+    __slots__ = ("bounds", "counts", "total")
+
+    def __init__(self, bounds: Sequence[float]) -> None:
+        self.bounds = tuple(bounds)
+        self.counts = [0] * (len(self.bounds) + 1)
+        self.total = 0.0
+
+    def observe(self, value: float) -> None:
+        self.counts[bisect_left(self.bounds, value)] += 1
+        self.total += value
+
+    def render(self, family: Family, **pairs: str) -> None:
+        """Adds this histogram's buckets, sum and count to ``family`` under the labels ``pairs``."""
+        running = 0
+        for bound, count in zip((*self.bounds, math.inf), self.counts, strict=True):
+            running += count
+            family.add(running, labels(**pairs, le="+Inf" if bound == math.inf else repr(float(bound))), "_bucket")
+        label_text = labels(**pairs)
+        family.add(self.total, label_text, "_sum")
+        family.add(running, label_text, "_count")
