@@ -1,0 +1,480 @@
+"""A continuous-batching engine in virtual time, after vLLM's V1 scheduler. PURE: nothing sleeps or reads a clock.
+
+One step runs a batch: every decoding sequence gets one token, and what is left of the token budget goes to prompts,
+oldest first, in chunks. A prompt is admitted from the first-come-first-served queue when a sequence slot and enough
+KV blocks are free; nothing overtakes the head of the queue. When a decoding sequence needs a block and none is free,
+the sequence admitted last loses all its blocks and goes back to the front of the queue, to be computed again
+(preemption by recompute).
+
+How a caller drives it::
+
+    engine.submit(request, now)
+    ends_at = engine.begin_step(now)        # None: nothing to do
+    result = engine.end_step(ends_at)       # result.first, result.finished, and engine.decoding got one more token each
+
+A pure decode step costs O(1) however large the batch: all decoding sequences advance together with one counter
+(``_tick``), and what happens to a single one (a block boundary, its last token) waits in a calendar under the tick at
+which it is due.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from enum import Enum
+from typing import NamedTuple
+
+from exaserve.emulator.blocks import BlockPool
+from exaserve.perfmodel import EngineProfile
+
+__all__ = ["Engine", "FinishReason", "Request", "State", "StepResult"]
+
+
+class State(Enum):
+    NEW = "new"
+    WAITING = "waiting"
+    PREFILL = "prefill"
+    DECODE = "decode"
+    FINISHED = "finished"
+    ABORTED = "aborted"
+
+
+class FinishReason(Enum):
+    STOP = "stop"
+    LENGTH = "length"
+    ABORT = "abort"
+
+
+class Request:
+    """One sequence: what was asked, and where it stands. Times are seconds on the caller's clock, -1 before they
+    happen.
+
+    Args:
+        prompt_tokens: length of the prompt, at least 1.
+        output_tokens: tokens to generate: the caller has already taken the least of the client's bound, a stop string's
+            place and the emulated end of text.
+        reason: why generation ends there.
+        hashes: chained hashes of the full blocks of prompt *and* output as far as they are known, one per block; the
+            prefix cache works on these. Empty: this request neither hits nor fills the cache.
+        tag: anything the caller wants to find again.
+    """
+
+    __slots__ = (
+        "alloc_tick",
+        "base_tick",
+        "finish_tick",
+        "emitted",
+        "cached_tokens",
+        "computed",
+        "finished_at",
+        "first_token_at",
+        "hashes",
+        "held",
+        "output_tokens",
+        "preemptions",
+        "private",
+        "prompt_tokens",
+        "reason",
+        "scheduled_at",
+        "state",
+        "submitted_at",
+        "tag",
+        "target",
+    )
+
+    def __init__(
+        self,
+        prompt_tokens: int,
+        output_tokens: int,
+        reason: FinishReason = FinishReason.LENGTH,
+        hashes: Sequence[int] = (),
+        tag: object = None,
+    ) -> None:
+        self.prompt_tokens = prompt_tokens
+        self.output_tokens = output_tokens
+        self.reason = reason
+        self.hashes = hashes
+        self.tag = tag
+        self.state = State.NEW
+        self.submitted_at = self.scheduled_at = self.first_token_at = self.finished_at = -1.0
+        self.cached_tokens = 0
+        """Prompt tokens found in the prefix cache at first admission."""
+        self.preemptions = 0
+        self.computed = 0
+        """Tokens whose KV is computed; kept up to date outside the decode state only."""
+        self.target = 0
+        """Tokens to prefill: the prompt, plus what was generated before a preemption."""
+        self.held: list[int] = []
+        """Hashes of the shared blocks this sequence holds, a chain from the prompt's start but for duplicates."""
+        self.private = 0
+        self.emitted = 0
+        """Tokens generated up to ``base_tick``; :meth:`Engine.outputs` gives the current number."""
+        self.base_tick = 0
+        self.alloc_tick = self.finish_tick = -1
+
+
+class StepResult(NamedTuple):
+    """What a step brought. Each request in ``Engine.decoding`` and in ``finished`` has one more token than before.
+
+    Attributes:
+        first: requests whose first token this was (they may be in ``finished`` as well).
+        finished: requests that are complete; their blocks are free.
+        decoded: sequences that got a token.
+        prefilled: prompt tokens computed.
+    """
+
+    first: list[Request]
+    finished: list[Request]
+    decoded: int
+    prefilled: int
+
+
+class Engine:
+    """One replica's scheduler, batch and KV cache.
+
+    Args:
+        profile: step times and limits.
+        watermark: share of the blocks kept free when a waiting prompt is admitted, so that the batch can grow a
+            little before it must preempt.
+        prefix_caching: whether full blocks are reused between requests.
+        speed: the engine's clock runs this many times faster than the hardware.
+    """
+
+    def __init__(
+        self, profile: EngineProfile, *, watermark: float = 0.01, prefix_caching: bool = True, speed: float = 1.0
+    ) -> None:
+        if not 0.0 <= watermark < 1.0:
+            raise ValueError(f"watermark must be in [0, 1), not {watermark}")
+        if speed <= 0.0:
+            raise ValueError(f"speed must be positive, not {speed}")
+        profile.validate()
+        self.profile = profile
+        self.speed = speed
+        self.slow = 1.0
+        """Fault: steps take this many times longer."""
+        self.block_size = profile.block_size
+        self.pool = BlockPool(profile.kv_tokens_max // profile.block_size, prefix_caching)
+        self.watermark_blocks = int(watermark * self.pool.total)
+        self.waiting: deque[Request] = deque()
+        self.running: dict[Request, None] = {}
+        """Admitted requests, oldest first."""
+        self.decoding: dict[Request, None] = {}
+        self.busy = False
+        """Between begin_step and end_step."""
+        self._tick = 0
+        self._alloc_due: dict[int, dict[Request, None]] = {}
+        self._finish_due: dict[int, dict[Request, None]] = {}
+        self._prefilling: dict[Request, None] = {}
+        self._plan: list[tuple[Request, int]] = []
+        self._kv_tokens = 0
+        self.steps_total = 0
+        self.preemptions_total = 0
+        self.prompt_tokens_total = 0
+        """Prompt tokens of requests that got their first token, cached ones included."""
+        self.prefill_tokens_total = 0
+        """Tokens computed as prompt, those computed again after a preemption included."""
+        self.generation_tokens_total = 0
+        self.prefix_queries_total = 0
+        self.prefix_hits_total = 0
+        self.aborts_total = 0
+        self.busy_s = 0.0
+
+    # -- what callers read ------------------------------------------------------------------------------------------
+
+    @property
+    def kv_use(self) -> float:
+        """Share of KV blocks in use, 0..1."""
+        return self.pool.use
+
+    @property
+    def kv_tokens(self) -> int:
+        """Tokens of context over the decoding sequences."""
+        return self._kv_tokens
+
+    @property
+    def waiting_tokens(self) -> int:
+        """Prompt tokens not yet computed, queued and running."""
+        queued = sum(r.prompt_tokens for r in self.waiting)
+        return queued + sum(r.target - r.computed for r in self._prefilling)
+
+    def outputs(self, request: Request) -> int:
+        """Tokens generated so far."""
+        if request.state is State.DECODE:
+            return request.emitted + self._tick - request.base_tick
+        return request.emitted
+
+    # -- what callers do --------------------------------------------------------------------------------------------
+
+    def submit(self, request: Request, now: float) -> None:
+        """Queues a new request. ValueError if it could never finish here; the engine is then unchanged."""
+        if request.state is not State.NEW:
+            raise ValueError("a request can be submitted once")
+        if request.prompt_tokens < 1 or request.output_tokens < 1:
+            raise ValueError("prompt and output need at least one token each")
+        if request.prompt_tokens + request.output_tokens > self.profile.max_model_len:
+            raise ValueError(
+                f"{request.prompt_tokens} prompt + {request.output_tokens} output tokens exceed max_model_len "
+                f"{self.profile.max_model_len}"
+            )
+        request.state = State.WAITING
+        request.submitted_at = now
+        request.target = request.prompt_tokens
+        self.waiting.append(request)
+
+    def abort(self, request: Request, now: float) -> bool:
+        """Ends a request at once and frees its blocks, also in the middle of a step. False if it had ended already."""
+        if request.state is State.WAITING:
+            self.waiting.remove(request)
+        elif request.state in (State.PREFILL, State.DECODE):
+            self._leave(request)
+        else:
+            return False
+        request.state = State.ABORTED
+        request.finished_at = now
+        self.aborts_total += 1
+        return True
+
+    def begin_step(self, now: float) -> float | None:
+        """Forms the next batch and returns when it will be done, or None when there is nothing to do."""
+        assert not self.busy, "begin_step before the last step's end_step"
+        if not self.running and not self.waiting:
+            return None
+        preempted = False
+        due = self._alloc_due.get(self._tick)
+        if due:
+            preempted = self._grow(due)
+        budget = self.profile.token_budget - len(self.decoding)
+        tokens = pairs = 0
+        if self._prefilling:
+            for request in list(self._prefilling):
+                if request.state is State.PREFILL and budget > 0:
+                    chunk = min(budget, request.target - request.computed)
+                    chunk, more = self._extend(request, chunk)
+                    preempted = preempted or more
+                    budget -= chunk
+        if self.waiting and budget > 0 and not preempted:
+            self._admit(budget, now)
+        for request, chunk in self._plan:
+            tokens += chunk
+            pairs += chunk * (request.computed + (chunk >> 1))
+        if not tokens and not self.decoding:
+            return None
+        duration = self.profile.step_s(tokens, len(self.decoding), self._kv_tokens, pairs) * self.slow / self.speed
+        self.busy = True
+        self.busy_s += duration
+        return now + duration
+
+    def end_step(self, now: float) -> StepResult:
+        """Applies the step that :meth:`begin_step` formed."""
+        assert self.busy, "end_step without begin_step"
+        self.busy = False
+        self.steps_total += 1
+        decoded = len(self.decoding)
+        self._tick += 1
+        self._kv_tokens += decoded
+        finished: list[Request] = []
+        first: list[Request] = []
+        due = self._finish_due.get(self._tick)
+        if due:
+            for request in list(due):
+                self._finish(request, now)
+                finished.append(request)
+        prefilled = 0
+        if self._plan:
+            for request, chunk in self._plan:
+                prefilled += chunk
+                # The plan's request may have been aborted, or preempted and aborted, while the step ran.
+                if request.state is State.PREFILL:
+                    request.computed += chunk
+                    if request.computed >= request.target:
+                        decoded += 1
+                        self._emit(request, now, first, finished)
+            self._plan = []
+            self.prefill_tokens_total += prefilled
+        self.generation_tokens_total += decoded
+        return StepResult(first, finished, decoded, prefilled)
+
+    # -- KV blocks --------------------------------------------------------------------------------------------------
+
+    def _grow(self, due: dict[Request, None]) -> bool:
+        """Gives each decoding sequence at a block boundary its next block. True if one had to be preempted."""
+        preempted = False
+        requests = list(due)
+        if len(requests) > self.pool.free:
+            position = {r: i for i, r in enumerate(self.running)}
+            requests.sort(key=position.__getitem__)
+        for request in requests:
+            if request.state is not State.DECODE:
+                continue
+            index = (request.target + self._tick - request.base_tick) // self.block_size - 1
+            if index >= 0:
+                self._publish(request, index, index + 1)
+            while not self.pool.take(1):
+                preempted = True
+                victim = next(reversed(self.running))
+                self._preempt(victim)
+                if victim is request:
+                    break
+            else:
+                request.private += 1
+                self._schedule_growth(request, self._tick + self.block_size)
+        return preempted
+
+    def _extend(self, request: Request, chunk: int) -> tuple[int, bool]:
+        """Blocks for a running prompt's next chunk, preempting if need be: (tokens planned, whether it preempted)."""
+        need = -(-(request.computed + chunk) // self.block_size) - len(request.held) - request.private
+        preempted = False
+        while not self.pool.take(max(0, need)):
+            preempted = True
+            victim = next(reversed(self.running))
+            self._preempt(victim)
+            if victim is request:
+                return 0, True
+        self._plan_chunk(request, chunk, max(0, need))
+        return chunk, preempted
+
+    def _plan_chunk(self, request: Request, chunk: int, taken: int) -> None:
+        request.private += taken
+        self._plan.append((request, chunk))
+        size = self.block_size
+        self._publish(request, request.computed // size, (request.computed + chunk) // size)
+
+    def _publish(self, request: Request, start: int, stop: int) -> None:
+        """Offers blocks ``start`` to ``stop`` of a sequence, now full, to the prefix cache."""
+        hashes = request.hashes
+        if not hashes or not self.pool.caching:
+            return
+        publish, held = self.pool.publish, request.held
+        for h in hashes[start:stop]:
+            if publish(h):
+                held.append(h)
+                request.private -= 1
+
+    def _admit(self, budget: int, now: float) -> None:
+        """Moves requests from the head of the queue into the batch while slots, budget and blocks last."""
+        waiting, pool, size = self.waiting, self.pool, self.block_size
+        slots = self.profile.max_num_seqs - len(self.running)
+        while waiting and budget > 0 and slots > 0:
+            request = waiting[0]
+            # The last token is always computed, since its result is the next token.
+            hits, hits_free = pool.lookup(request.hashes, (request.target - 1) // size)
+            chunk = min(budget, request.target - hits * size)
+            need = -(-(hits * size + chunk) // size) - hits
+            reserve = self.watermark_blocks if self.running else 0
+            if pool.free - hits_free < need + reserve:
+                break
+            waiting.popleft()
+            pool.hit(request.hashes, hits)
+            taken = pool.take(need)
+            assert taken
+            request.held = list(request.hashes[:hits])
+            request.computed = hits * size
+            request.state = State.PREFILL
+            if request.scheduled_at < 0.0:
+                request.scheduled_at = now
+                request.cached_tokens = hits * size
+                if pool.caching:
+                    self.prefix_queries_total += request.target
+                    self.prefix_hits_total += hits * size
+            self.running[request] = None
+            self._prefilling[request] = None
+            self._plan_chunk(request, chunk, need)
+            budget -= chunk
+            slots -= 1
+
+    def _preempt(self, request: Request) -> None:
+        """Takes everything from a running request and puts it back at the front of the queue."""
+        outputs = self.outputs(request)
+        self._leave(request)
+        request.emitted = outputs
+        request.target = request.prompt_tokens + outputs
+        request.computed = 0
+        request.state = State.WAITING
+        request.preemptions += 1
+        self.preemptions_total += 1
+        self.waiting.appendleft(request)
+
+    # -- a sequence's life ------------------------------------------------------------------------------------------
+
+    def _emit(self, request: Request, now: float, first: list[Request], finished: list[Request]) -> None:
+        """A prompt is computed: its next token is out, and it decodes from now on (or is done)."""
+        del self._prefilling[request]
+        request.state = State.DECODE
+        request.emitted += 1
+        request.base_tick = tick = self._tick
+        self.decoding[request] = None
+        self._kv_tokens += request.target
+        if request.first_token_at < 0.0:
+            request.first_token_at = now
+            self.prompt_tokens_total += request.prompt_tokens
+            first.append(request)
+        left = request.output_tokens - request.emitted
+        if left <= 0:
+            self._finish(request, now)
+            finished.append(request)
+            return
+        request.finish_tick = tick + left
+        self._finish_due.setdefault(tick + left, {})[request] = None
+        self._schedule_growth(request, tick + -request.target % self.block_size)
+
+    def _schedule_growth(self, request: Request, tick: int) -> None:
+        """Notes when a decoding sequence next needs a block, unless it will have finished by then."""
+        self._drop(self._alloc_due, request.alloc_tick, request)
+        if tick < request.finish_tick:
+            request.alloc_tick = tick
+            self._alloc_due.setdefault(tick, {})[request] = None
+        else:
+            request.alloc_tick = -1
+
+    @staticmethod
+    def _drop(calendar: dict[int, dict[Request, None]], tick: int, request: Request) -> None:
+        if tick >= 0:
+            day = calendar.get(tick)
+            if day is not None:
+                day.pop(request, None)
+                if not day:
+                    del calendar[tick]
+
+    def _leave(self, request: Request) -> None:
+        """Takes a running request out of the batch and frees its blocks; its state is the caller's to set."""
+        if request.state is State.DECODE:
+            generated = self._tick - request.base_tick
+            request.emitted += generated
+            request.computed = request.target + generated
+            self._kv_tokens -= request.computed
+            del self.decoding[request]
+            self._drop(self._alloc_due, request.alloc_tick, request)
+            self._drop(self._finish_due, request.finish_tick, request)
+            request.alloc_tick = request.finish_tick = -1
+        else:
+            del self._prefilling[request]
+        del self.running[request]
+        self.pool.give(request.private, request.held)
+        request.private = 0
+        request.held = []
+
+    def _finish(self, request: Request, now: float) -> None:
+        self._leave(request)
+        request.state = State.FINISHED
+        request.finished_at = now
+
+    def validate(self) -> None:
+        """Asserts the invariants: blocks conserved, each request in one place, counters equal to what they count."""
+        self.pool.validate()
+        assert sum(r.private for r in self.running) == self.pool.private
+        assert self.decoding.keys() | self._prefilling.keys() == self.running.keys()
+        assert not self.decoding.keys() & self._prefilling.keys()
+        assert len(self.running) <= self.profile.max_num_seqs
+        assert all(r.state is State.WAITING and not r.held and not r.private for r in self.waiting)
+        assert all(r.state is State.DECODE for r in self.decoding)
+        assert all(r.state is State.PREFILL for r in self._prefilling)
+        contexts = {r: r.target + self._tick - r.base_tick for r in self.decoding}
+        assert self._kv_tokens == sum(contexts.values())
+        for request, context in contexts.items():
+            blocks = len(request.held) + request.private
+            assert blocks * self.block_size >= context, "a sequence's KV does not fit its blocks"
+            assert self.outputs(request) < request.output_tokens
+        assert set().union(*self._finish_due.values()) == self.decoding.keys()
+        assert set().union(*self._alloc_due.values()) <= self.decoding.keys()
+        assert all(t >= self._tick for t in self._alloc_due)
+        assert all(t > self._tick for t in self._finish_due)

@@ -1,0 +1,27 @@
+"""Performance model: hardware and model tables, and a roofline that turns them into an engine's step time."""
+
+from __future__ import annotations
+
+from exaserve.perfmodel.hardware import HARDWARE, Hardware
+from exaserve.perfmodel.models import MODELS, ModelShape
+from exaserve.perfmodel.roofline import (
+    PRECISIONS,
+    EngineProfile,
+    find_hardware,
+    find_model,
+    kv_bytes_per_token,
+    profile,
+)
+
+__all__ = [
+    "HARDWARE",
+    "MODELS",
+    "PRECISIONS",
+    "EngineProfile",
+    "Hardware",
+    "ModelShape",
+    "find_hardware",
+    "find_model",
+    "kv_bytes_per_token",
+    "profile",
+]

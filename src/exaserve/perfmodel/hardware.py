@@ -1,0 +1,87 @@
+"""Accelerators: what a performance model needs of each, with the kind of source behind every row.
+
+Memory is what the driver reports to a process (GiB), which is less than the number on the box: an "80 GB" H100 shows
+79.1 GiB. Bandwidth and FLOP/s are the vendor's dense figures (no structured sparsity); how much of them an engine
+reaches is in :mod:`exaserve.perfmodel.roofline`, not here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Literal
+
+__all__ = ["HARDWARE", "Hardware", "LinkKind", "SourceKind"]
+
+SourceKind = Literal["published", "measured", "estimated"]
+LinkKind = Literal["nvlink", "xgmi", "pcie", "none"]
+
+
+@dataclass(frozen=True, slots=True)
+class Hardware:
+    """One accelerator.
+
+    Attributes:
+        name: key in :data:`HARDWARE`.
+        memory_gib: memory that the driver reports, GiB.
+        bandwidth_gb_s: memory bandwidth, 10^9 bytes per second.
+        bf16_tflops / fp8_tflops / int8_tflops / fp4_tflops: dense matrix rate, 10^12 operations per second; 0 where the
+            format has no hardware support (weights are then widened to 16 bit before the multiplication).
+        link: how accelerators of one machine are joined.
+        link_gb_s: that link, one direction, 10^9 bytes per second per accelerator.
+        memory_source / rate_source: where the memory figure, and the other figures, come from. "published" is a
+            vendor's data sheet, "measured" an engine's or driver's own log, "estimated" derived from a sibling.
+    """
+
+    name: str
+    memory_gib: float
+    bandwidth_gb_s: float
+    bf16_tflops: float
+    fp8_tflops: float = 0.0
+    int8_tflops: float = 0.0
+    fp4_tflops: float = 0.0
+    link: LinkKind = "pcie"
+    link_gb_s: float = 25.0
+    memory_source: SourceKind = "published"
+    rate_source: SourceKind = "published"
+
+
+# PCIe figures are per direction after protocol overhead: gen3 x16 12, gen4 x16 25, gen5 x16 50 GB/s.
+_ROWS = (
+    Hardware("A100-40", 39.39, 1555, 312, 0, 624, link="nvlink", link_gb_s=300, memory_source="measured"),
+    Hardware("A100-80", 79.15, 2039, 312, 0, 624, link="nvlink", link_gb_s=300, memory_source="measured"),
+    Hardware("A100-80-PCIE", 79.15, 1935, 312, 0, 624, memory_source="measured"),
+    Hardware("H100", 79.10, 3352, 989, 1979, 1979, link="nvlink", link_gb_s=450, memory_source="measured"),
+    Hardware("H100-PCIE", 79.11, 2039, 756, 1513, 1513, link_gb_s=50, memory_source="measured"),
+    Hardware("H100-NVL", 93.11, 3938, 835, 1671, 1671, link="nvlink", link_gb_s=300, memory_source="estimated"),
+    Hardware("H200", 139.72, 4800, 989, 1979, 1979, link="nvlink", link_gb_s=450, memory_source="measured"),
+    Hardware("GH200", 94.50, 4000, 989, 1979, 1979, link="nvlink", link_gb_s=450, memory_source="estimated"),
+    Hardware("H20", 95.22, 4000, 148, 296, 296, link="nvlink", link_gb_s=450, memory_source="estimated"),
+    Hardware("B200", 178.35, 8000, 2250, 4500, 4500, 9000, link="nvlink", link_gb_s=900, memory_source="measured"),
+    Hardware("B300", 267.69, 8000, 2250, 4500, 150, 13500, link="nvlink", link_gb_s=900, memory_source="estimated"),
+    Hardware("L40S", 44.42, 864, 362, 733, 733, memory_source="measured"),
+    Hardware("L40", 44.42, 864, 181, 362, 362, memory_source="estimated"),
+    Hardware("L4", 22.49, 300, 121, 242, 242, link_gb_s=12, memory_source="measured"),
+    Hardware("A10", 22.06, 600, 125, 0, 250, memory_source="measured"),
+    Hardware("A40", 44.43, 696, 150, 0, 299, memory_source="measured"),
+    Hardware("A30", 23.59, 933, 165, 0, 330, memory_source="estimated"),
+    Hardware("T4", 14.58, 320, 65, 0, 130, link_gb_s=12, memory_source="measured"),
+    Hardware("V100-32", 31.73, 900, 125, link="nvlink", link_gb_s=150, memory_source="measured"),
+    Hardware("RTX-3090", 23.58, 936, 71, 0, 284, memory_source="measured"),
+    Hardware("RTX-4080", 15.99, 717, 97, 195, 390, memory_source="measured"),
+    Hardware("RTX-4090", 23.64, 1008, 165, 330, 661, memory_source="measured"),
+    Hardware("RTX-5090", 31.36, 1792, 210, 419, 838, 1676, link_gb_s=50, memory_source="measured"),
+    Hardware("RTX-6000-ADA", 47.50, 960, 364, 728, 728, memory_source="measured"),
+    Hardware("RTX-PRO-6000", 95.60, 1792, 504, 1007, 1007, 2015, link_gb_s=50, memory_source="measured"),
+    Hardware("MI250X-GCD", 63.98, 1638, 191, 0, 191, link="xgmi", link_gb_s=100, memory_source="estimated"),
+    Hardware("MI300X", 191.98, 5300, 1307, 2615, 2615, link="xgmi", link_gb_s=448, memory_source="measured"),
+    Hardware("MI325X", 255.98, 6000, 1307, 2615, 2615, link="xgmi", link_gb_s=448, memory_source="estimated"),
+    Hardware("MI355X", 287.98, 8000, 2517, 5033, 5033, 10066, link="xgmi", link_gb_s=538, memory_source="estimated"),
+    # Not real: engines for tests. "cpu-tiny" answers a short request in tens of milliseconds, "null" in next to no
+    # time.
+    Hardware("cpu-tiny", 64.0, 20_000, 20_000, link="none", memory_source="estimated", rate_source="estimated"),
+    Hardware("null", 512.0, 1e9, 1e9, link="none", memory_source="estimated", rate_source="estimated"),
+)
+
+HARDWARE: Mapping[str, Hardware] = MappingProxyType({row.name: row for row in _ROWS})
