@@ -1,0 +1,110 @@
+"""Server-sent events of an answer, read as cheaply as counting allows.
+
+After the first token an event costs one count of its terminators: no decoding, no JSON. What the end of the stream says
+(``[DONE]``, ``usage``, an error event) is read once, from the last bytes. PURE.
+"""
+
+from __future__ import annotations
+
+import re
+
+__all__ = ["EventReader", "usage_tokens"]
+
+# A non-empty text in any of the fields in which servers stream it: chat (``content``), completions and messages
+# (``text``), reasoning, tool calls (``arguments``), responses (``delta``). Role-only events have "" or null.
+_CONTENT = re.compile(
+    rb'"(?:content|text|reasoning_content|reasoning|arguments|delta|thinking|partial_json)"\s*:\s*"[^"]'
+)
+_USAGE = re.compile(rb'"(?:completion_tokens|output_tokens)"\s*:\s*(\d+)')
+_ERROR = re.compile(
+    rb'(?:^|\n)(?:event:\s*error|data:\s*\{\s*"(?:error"\s*:|type"\s*:\s*"error"|object"\s*:\s*"error"))'
+)
+_DONE = re.compile(rb"(?:^|\n)(?:data:\s*\[DONE\]|event:\s*message_stop|event:\s*response\.completed)")
+_PENDING_MAX = 1 << 20
+"""An event that has no end within this many bytes is no event; only its last bytes are kept."""
+
+
+def usage_tokens(text: bytes) -> int | None:
+    """Generated tokens by the last ``usage`` in ``text``, None without one."""
+    found = _USAGE.findall(text)
+    return int(found[-1]) if found else None
+
+
+class EventReader:
+    """Counts the events of one answer from body pieces cut anywhere.
+
+    Attributes:
+        events: complete events so far; comments (lines that begin with a colon) are not counted while looking for the
+            first token, and are counted afterwards.
+        has_token: an event with non-empty content was seen.
+        before_token: events before the first one with content.
+    """
+
+    __slots__ = ("_last", "_pending", "_previous", "before_token", "events", "has_token")
+
+    def __init__(self) -> None:
+        self.events = 0
+        self.has_token = False
+        self.before_token = 0
+        self._pending = b""
+        self._last = b""
+        self._previous = b""
+
+    def feed(self, piece: bytes) -> bool:
+        """Take the next bytes of the body. True exactly once: where the first token is in them."""
+        if self._pending:
+            piece = self._pending + piece
+            self._pending = b""
+        if b"\r" in piece:
+            # A lone CR at the end may be half of CRLF; it waits with the unfinished event.
+            kept = piece.endswith(b"\r")
+            piece = piece.replace(b"\r\n", b"\n")
+            if kept:
+                self._pending = piece[-_PENDING_MAX:]
+                return False
+        if not piece.endswith(b"\n\n"):
+            end = piece.rfind(b"\n\n") + 2
+            if end == 1:
+                self._pending = piece[-_PENDING_MAX:]
+                return False
+            self._pending = piece[end:][-_PENDING_MAX:]
+            piece = piece[:end]
+        self._previous = self._last
+        self._last = piece
+        if self.has_token:
+            self.events += piece.count(b"\n\n")
+            return False
+        return self._look_for_token(piece)
+
+    def _look_for_token(self, piece: bytes) -> bool:
+        for event in piece.split(b"\n\n")[:-1]:
+            if event.startswith(b":") or not event:
+                continue
+            self.events += 1
+            if not self.has_token:
+                if _CONTENT.search(event):
+                    self.has_token = True
+                else:
+                    self.before_token += 1
+                    continue
+        return self.has_token
+
+    def _tail(self) -> bytes:
+        return self._previous + self._last + self._pending
+
+    def finish(self) -> tuple[bool, bool, int | None]:
+        """``[DONE]`` seen, error event seen, generated tokens by the server's usage (None without)."""
+        tail = self._tail()
+        return _DONE.search(tail) is not None, _ERROR.search(tail) is not None, usage_tokens(tail)
+
+    def content_events(self) -> int:
+        """Events from the first token on, without the closing ones (finish, usage, ``[DONE]``), which have none."""
+        if not self.has_token:
+            return 0
+        tail = [event for event in self._tail().split(b"\n\n") if event]
+        closing = 0
+        for event in reversed(tail):
+            if _CONTENT.search(event):
+                break
+            closing += 1
+        return max(1, self.events - self.before_token - closing)

@@ -1,0 +1,92 @@
+"""What became of one request, as its client saw it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+__all__ = ["Record", "Verdict"]
+
+
+class Verdict(Enum):
+    """How a request ended. Exactly one per request."""
+
+    OK = "ok"
+    FAILED = "failed"
+    """No usable answer: refused, lost or timed out before a token, or a status of 400 and above."""
+    CUT = "cut"
+    """An answer began and did not end as it should."""
+
+
+@dataclass(slots=True)
+class Record:
+    """One request. Instants are seconds from the start of the run; None where it did not come to that.
+
+    Attributes:
+        scheduled_s: when it was due.
+        sent_s: when its bytes were handed to the kernel.
+        first_byte_s: first byte of the answer.
+        first_token_s: first event with non-empty content; of an answer that is not streamed, its last byte.
+        last_s: last byte of the answer, or the failure.
+        tokens: generated tokens by the server's ``usage``, else events with content.
+        tokens_known: whether ``tokens`` is the server's own count.
+        events: server-sent events, ``[DONE]`` included.
+        status: HTTP status, 0 while there is none.
+        error: "" or a word for what went wrong: ``connect``, ``lost``, ``timeout``, ``status``, ``protocol``,
+            ``error_event``, ``no_done``, ``unfinished`` (the run ended first).
+        replica: the gateway's ``x-exaserve-replica``, "" without one.
+        done: ``[DONE]`` was seen.
+        error_event: an error came inside the stream.
+        complete: the answer's framing was complete.
+        retries: times that it was sent again, because a reused connection was closed before any byte.
+    """
+
+    index: int
+    scenario: str
+    scheduled_s: float
+    prompt_tokens: int = 0
+    output_tokens: int = 0
+    sent_s: float | None = None
+    first_byte_s: float | None = None
+    first_token_s: float | None = None
+    last_s: float | None = None
+    tokens: int = 0
+    tokens_known: bool = False
+    events: int = 0
+    status: int = 0
+    error: str = ""
+    replica: str = ""
+    done: bool = False
+    error_event: bool = False
+    complete: bool = False
+    retries: int = 0
+
+    @property
+    def verdict(self) -> Verdict:
+        if self.complete and not self.error:
+            return Verdict.OK
+        return Verdict.CUT if self.first_token_s is not None and 200 <= self.status < 400 else Verdict.FAILED
+
+    @property
+    def ttft_s(self) -> float | None:
+        """Scheduled to first token, seconds."""
+        return None if self.first_token_s is None else self.first_token_s - self.scheduled_s
+
+    @property
+    def ttft_sent_s(self) -> float | None:
+        """Sent to first token, seconds: what a closed-loop client would report."""
+        if self.first_token_s is None or self.sent_s is None:
+            return None
+        return self.first_token_s - self.sent_s
+
+    @property
+    def latency_s(self) -> float | None:
+        """Scheduled to last byte, seconds."""
+        return None if self.last_s is None else self.last_s - self.scheduled_s
+
+    @property
+    def token_gap_s(self) -> float | None:
+        """Mean seconds per token after the first; None with fewer than two tokens."""
+        if self.tokens < 2 or self.first_token_s is None or self.last_s is None:
+            return None
+        return (self.last_s - self.first_token_s) / (self.tokens - 1)

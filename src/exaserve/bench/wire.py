@@ -1,0 +1,207 @@
+"""One connection of the load client: what is sent, and what an answer's bytes mean for its record."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol, cast
+from urllib.parse import urlsplit
+
+import httptools
+
+from exaserve.bench.events import EventReader, usage_tokens
+from exaserve.bench.record import Record
+from exaserve.bench.workload import BodyRenderer, PlannedRequest
+
+__all__ = ["Client", "Connection", "Target", "target"]
+
+_JSON_TAIL_BYTES = 4_096
+"""Of an answer that is not streamed only the end is kept, where ``usage`` stands."""
+
+
+class Client(Protocol):
+    """What a connection needs of the client it works for."""
+
+    renderer: BodyRenderer
+    targets: Sequence[Target]
+    events: int
+
+    def now(self) -> float:
+        """Seconds from the start of the run."""
+
+    def free(self, connection: Connection) -> None:
+        """The connection may carry the next request."""
+
+    def forget(self, connection: Connection) -> None:
+        """The connection is closed."""
+
+    def retry(self, request: PlannedRequest, record: Record, connection: Connection) -> None:
+        """A reused connection was closed before any byte of the answer."""
+
+    def finished(self, record: Record) -> None:
+        """A request is over."""
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    host: str
+    port: int
+    head: bytes
+
+
+def target(url: str, path: str, headers: Sequence[tuple[str, str]]) -> Target:
+    """Where a URL's requests go.
+
+    Raises:
+        ValueError: the URL is not ``http://host:port``.
+    """
+    parts = urlsplit(url)
+    if parts.scheme != "http" or not parts.hostname:
+        raise ValueError(f"{url!r} must look like http://host:port")
+    port = parts.port or 80
+    path = parts.path.rstrip("/") + path
+    lines = [f"POST {path} HTTP/1.1", f"host: {parts.hostname}:{port}", "content-type: application/json"]
+    lines += [f"{name}: {value}" for name, value in headers]
+    return Target(parts.hostname, port, ("\r\n".join(lines) + "\r\n").encode("latin-1"))
+
+
+class Connection(asyncio.Protocol):
+    """One connection to one target; carries one request at a time."""
+
+    __slots__ = ("client", "parser", "reader", "record", "request", "reused", "sse", "tail", "target", "transport")
+
+    def __init__(self, client: Client, target: int) -> None:
+        self.client = client
+        self.target = target
+        self.transport: asyncio.Transport | None = None
+        self.parser = httptools.HttpResponseParser(self)
+        self.record: Record | None = None
+        self.request: PlannedRequest | None = None
+        self.reader: EventReader | None = None
+        self.sse = False
+        self.reused = False
+        self.tail = b""
+
+    def send(self, request: PlannedRequest, record: Record) -> None:
+        assert self.transport is not None
+        assert self.record is None
+        client = self.client
+        self.record, self.request = record, request
+        self.reader, self.sse, self.tail = None, False, b""
+        body = client.renderer.body(request)
+        head = client.targets[self.target].head
+        if request.session is not None:
+            head += b"x-session-id: s%d\r\n" % request.session
+        self.transport.write(b"%scontent-length: %d\r\n\r\n%s" % (head, len(body), body))
+        record.sent_s = client.now()
+
+    # asyncio.Protocol
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = cast("asyncio.Transport", transport)  # uvloop's is one, without inheriting
+
+    def data_received(self, data: bytes) -> None:
+        record = self.record
+        if record is None:  # nothing was asked: a server that talks out of turn, or says goodbye
+            self.close()
+            return
+        if record.first_byte_s is None:
+            record.first_byte_s = self.client.now()
+        try:
+            self.parser.feed_data(data)
+        except httptools.HttpParserCallbackError:
+            raise  # a fault of this client, which must show
+        except httptools.HttpParserError:
+            if self.record is not None:
+                self._fail("protocol")
+            self.close()
+
+    def connection_lost(self, _exc: Exception | None) -> None:
+        self.transport = None
+        record, request = self.record, self.request
+        if record is not None and request is not None:
+            if record.first_byte_s is None and self.reused and not record.retries:
+                # The server closed an idle connection while the request was on its way; every HTTP client tries again.
+                record.retries += 1
+                self.record = self.request = None
+                self.client.retry(request, record, self)
+                return
+            self._fail("lost")
+        self.client.forget(self)
+
+    # httptools callbacks
+    def on_header(self, name: bytes, value: bytes) -> None:
+        size = len(name)
+        if size == 18 and name.lower() == b"x-exaserve-replica":
+            if self.record is not None:
+                self.record.replica = value.decode("latin-1")
+        elif size == 12 and name.lower() == b"content-type":
+            self.sse = value.lstrip().lower().startswith(b"text/event-stream")
+
+    def on_headers_complete(self) -> None:
+        if self.record is not None:
+            self.record.status = self.parser.get_status_code()
+            if self.sse:
+                self.reader = EventReader()
+
+    def on_body(self, body: bytes) -> None:
+        reader = self.reader
+        if reader is None:
+            self.tail = (self.tail + body)[-_JSON_TAIL_BYTES:]
+            return
+        before = reader.events
+        if reader.feed(body) and self.record is not None and self.record.first_token_s is None:
+            self.record.first_token_s = self.client.now()
+        self.client.events += reader.events - before
+
+    def on_message_complete(self) -> None:
+        record = self.record
+        if record is None or record.status < 200:
+            return
+        record.complete = True
+        if record.status >= 400:
+            self._settle("status")
+        elif self.reader is not None:
+            self._settle("")
+        else:
+            record.first_token_s = self.client.now()
+            tokens = usage_tokens(self.tail)
+            record.tokens, record.tokens_known = tokens or 0, tokens is not None
+            self._settle("")
+        if self.parser.should_keep_alive() and self.transport is not None:
+            self.reused = True
+            self.client.free(self)
+        else:
+            self.close()
+
+    def close(self) -> None:
+        if self.transport is not None:
+            self.transport.close()
+
+    def abort(self, error: str) -> None:
+        """End the request in flight as a failure and drop the connection."""
+        if self.record is not None:
+            self._fail(error)
+        if self.transport is not None:
+            self.transport.abort()
+
+    def _fail(self, error: str) -> None:
+        self._settle(error)
+
+    def _settle(self, error: str) -> None:
+        """The request is over; ``error`` says why where the framing does not."""
+        record, reader = self.record, self.reader
+        assert record is not None
+        if reader is not None:
+            record.events = reader.events
+            record.done, record.error_event, tokens = reader.finish()
+            record.tokens = reader.content_events() if tokens is None else tokens
+            record.tokens_known = tokens is not None
+            if not error and record.error_event:
+                error = "error_event"
+            elif not error and not record.done:
+                error = "no_done"
+        record.error = error
+        record.last_s = self.client.now()
+        self.record = self.request = self.reader = None
+        self.client.finished(record)
