@@ -1,0 +1,1 @@
+"""The vocabulary of ExaServe: frozen values, ids and the one error tree. Imports nothing of ours."""

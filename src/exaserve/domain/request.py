@@ -1,0 +1,62 @@
+"""What the scheduler needs to know of one request, and what became of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+__all__ = ["Outcome", "RequestFacts", "Usage"]
+
+
+@dataclass(slots=True)
+class RequestFacts:
+    """One request as the scheduler sees it. Built once by the gateway (or simulator), not changed afterwards.
+
+    Attributes:
+        model: the name the client asked for; selects the pool.
+        prompt_tokens: prompt length in tokens, estimated unless a tokenizer said so.
+        output_tokens: expected generated tokens: ``max_tokens`` cut to the pool's learned mean where it is larger.
+        total_tokens_max: prompt + the client's own bound on output, what a context window must hold at worst.
+        stream: whether the answer is streamed, so that a first byte will be seen before the last.
+        session: affinity key (header, ``user``, or None), for the consistent-hashing policies.
+        prefix: chained hashes of the prompt's leading blocks, shallowest first, one per
+            :data:`exaserve.scheduling.prefix.BLOCK_BYTES` of prompt text.
+        prompt_bytes: bytes of prompt text, to learn bytes per token from the engine's ``usage``.
+        lora: adapter that the model name stands for, or None.
+        priority: larger goes first in the admission queue; 0 is normal.
+        tenant: whose request it is, for fairness in the admission queue ("" is the anonymous tenant).
+    """
+
+    model: str
+    prompt_tokens: int = 0
+    output_tokens: int = 0
+    total_tokens_max: int = 0
+    stream: bool = False
+    session: str | None = None
+    prefix: tuple[int, ...] = ()
+    prompt_bytes: int = 0
+    lora: str | None = None
+    priority: int = 0
+    tenant: str = ""
+
+
+class Outcome(Enum):
+    """How a placement ended. Exactly one per placement."""
+
+    COMPLETED = "completed"
+    CLIENT_GONE = "client_gone"
+    REPLICA_FAILED = "replica_failed"
+    """Connection refused or lost, time-out, or invalid response."""
+    REPLICA_ERROR = "replica_error"
+    """The replica answered 5xx."""
+    REJECTED = "rejected"
+    """The replica answered 4xx: no work was done, and it says nothing about the replica."""
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Token counts as the engine reported them at the end of an answer."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int = 0

@@ -1,0 +1,85 @@
+"""Every knob of the scheduler and the admission queue, with unit, formula and trade-off."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+__all__ = ["AdmissionConfig", "SchedulerConfig"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SchedulerConfig:
+    """How replicas are filtered and priced.
+
+    Attributes:
+        policy: key of :data:`exaserve.scheduling.POLICIES`.
+        queue_depth_max: requests waiting for their first token on one replica, above which it gets no new one (E2).
+            Larger hides overload in the engines, smaller moves the queue to the gateway, where placement is still open.
+        kv_watermark: share of KV blocks above which a replica gets no new request (E2), 0..1. Engines preempt near 1.
+        full_scan_max: replicas up to which each one is priced; above, a random sample is. A full scan finds the true
+            minimum, costs about 0.3 µs a replica, and makes gateways that do not know of each other choose alike.
+        sample_size: replicas drawn (with replacement) above ``full_scan_max``, or when other gateways' work is seen.
+        memory_size: best candidates of the last sampled decision that are priced again in the next one: "power of d
+            choices with memory" (Mitzenmacher, Prabhakar, Shah 2002).
+        foreign_share: share of requests on the replicas that this gateway did not place, above which it samples
+            instead of scanning, 0..1: several gateways with the same picture must not choose the same minimum (X2).
+        tie_s: costs closer than this are equal, seconds, and equals take turns.
+        prefill_tokens_per_s: assumed until first bytes or a calibration say better.
+        prior_busy_s: weight of that assumption, seconds of observed prefill that count as much as it does.
+        learn_window_s: seconds of observed prefill after which an observation has lost half its weight.
+        decode_weight: share of the decode slow-down (mine by others and others by me) that counts as cost. 1 would
+            trade a second of total latency for a second of time to first token.
+        decode_seq_s: seconds one running sequence adds to a request's decode phase, until calibrated.
+        memory_steep_s: cost of a placement that would fill KV completely, seconds; grows from 0 at the watermark.
+        failure_s: added for each recent failure of the replica, seconds, so that failing fast attracts nothing
+            before the breaker opens.
+        report_stale_s: age above which a report is not believed any more and the ledger alone judges.
+        ring_vnodes: virtual nodes per replica on the consistent-hashing ring. More is evener and larger.
+        bounded_load: a session's home may carry this multiple of the mean load before the session overflows to the
+            next on the ring (consistent hashing with bounded loads, Mirrokni, Thorup, Zadimoghaddam 2018).
+        prefix_entries_max: blocks the approximate prefix index remembers in each of its two generations; about
+            150 bytes a block up to some hundred replicas.
+        literal_kv_gb / literal_age_s / literal_net_mb: the text's weights (A2) for the ``literal`` policy.
+    """
+
+    policy: str = "entropy"
+    queue_depth_max: int = 32
+    kv_watermark: float = 0.85
+    full_scan_max: int = 64
+    sample_size: int = 16
+    memory_size: int = 4
+    foreign_share: float = 0.25
+    tie_s: float = 0.001
+    prefill_tokens_per_s: float = 8_000.0
+    prior_busy_s: float = 0.5
+    learn_window_s: float = 10.0
+    decode_weight: float = 0.5
+    decode_seq_s: float = 0.01
+    memory_steep_s: float = 10.0
+    failure_s: float = 0.5
+    report_stale_s: float = 2.0
+    ring_vnodes: int = 64
+    bounded_load: float = 1.25
+    prefix_entries_max: int = 100_000
+    literal_kv_gb: float = 0.3
+    literal_age_s: float = 0.5
+    literal_net_mb: float = 0.2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdmissionConfig:
+    """Bounds of the queue for requests that no replica may take yet.
+
+    Attributes:
+        queue_max: requests held; above it 429.
+        bytes_max: request bodies held, bytes; above it 429. Bounds memory whatever the size of each.
+        tenant_share: share of ``queue_max`` that one tenant may hold while others wait too, 0..1.
+        wait_max_s: seconds a request waits before 503.
+        retry_after_s: what 429 and 503 tell the client, whole seconds.
+    """
+
+    queue_max: int = 1024
+    bytes_max: int = 256 * 1024 * 1024
+    tenant_share: float = 0.5
+    wait_max_s: float = 30.0
+    retry_after_s: int = 1

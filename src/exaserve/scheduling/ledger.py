@@ -1,0 +1,365 @@
+"""One replica as this gateway knows it: what was placed there, what it reported, and what it has learned of its speed.
+
+The ledger is charged in the same call as the choice and credited once, at release. Between two reports it is the only
+thing that moves, which is what keeps everything that arrives in one interval from going to one replica (A1b).
+
+Prefill backlog is a fluid queue, because engines prefill first come, first served in chunks: the prompt tokens of
+placements without a first token, less what the replica has had time to compute since its last sign of progress. A
+streamed request's first byte *is* such a sign, so a replica that shows none cannot drain more than the request at the
+head of its queue: a frozen or slow replica keeps its backlog, whatever the clock says. Plain answers show no first
+byte; their prefill is taken as done when its predicted time is over.
+
+Work that other gateways placed shows in reports only: ``waiting`` and ``running`` beyond our own.
+"""
+
+from __future__ import annotations
+
+import math
+
+from exaserve.domain.replica import ReplicaSpec, Report
+from exaserve.domain.request import Outcome
+from exaserve.scheduling.config import SchedulerConfig
+from exaserve.scheduling.placement import Placement
+
+__all__ = ["ReplicaState"]
+
+_FAILURES_MAX = 6
+
+
+class ReplicaState:
+    """Mutable state of one replica. Only :class:`~exaserve.scheduling.scheduler.Scheduler` changes it.
+
+    Attributes are read by policies in a tight loop, so derived figures are kept up to date by events
+    (:meth:`charge`, :meth:`first_token`, :meth:`release`, :meth:`report`) and never computed on reading:
+
+        inflight: placements not yet released, count.
+        pending_tokens: prompt tokens of own placements without a first token.
+        head_tokens: upper bound of what may have drained of them since ``drain_at``.
+        rate / inv_rate: prefill tokens per second, and its inverse.
+        depth: requests believed to wait for their first token, own and foreign (E2).
+        running: requests believed to be decoding, own and foreign.
+        decode_s: cost of joining that batch, seconds.
+        kv_predicted / kv_limit / kv_max: KV tokens in use, at the watermark, in all (0 where the size is unknown).
+        penalty: multiplies the cost: 1 / (weight x slow-start share), raised while suspect.
+        failure_cost_s: added while the replica has failed recently, seconds.
+        prompt_max: longest prompt the context window takes, tokens (infinite where unknown).
+        special: whether something rare applies (a forced score, a network term), priced apart.
+    """
+
+    __slots__ = (
+        "available",
+        "busy_s",
+        "busy_tokens",
+        "config",
+        "decode_s",
+        "decoding",
+        "depth",
+        "drain_at",
+        "draining",
+        "eligible",
+        "failure_cost_s",
+        "failures",
+        "forced",
+        "foreign_running",
+        "foreign_tokens",
+        "foreign_waiting",
+        "head_tokens",
+        "health_reason",
+        "id",
+        "index",
+        "inflight",
+        "inv_rate",
+        "kv_delta",
+        "kv_limit",
+        "kv_max",
+        "kv_own",
+        "kv_predicted",
+        "last_report",
+        "pending",
+        "pending_tokens",
+        "penalty",
+        "placed_since",
+        "placed_total",
+        "progressed_since",
+        "prompt_max",
+        "ramp",
+        "rate",
+        "removed",
+        "report_fresh",
+        "running",
+        "spec",
+        "special",
+        "suspicion",
+        "url",
+        "weight",
+    )
+
+    def __init__(self, spec: ReplicaSpec, config: SchedulerConfig, now: float, index: int) -> None:
+        self.config = config
+        self.id = spec.id
+        self.index = index
+        self.available = False
+        self.health_reason = "not probed yet"
+        self.ramp = 1.0
+        self.draining = False
+        self.forced: float | None = None
+        self.suspicion = 1.0
+        self.removed = False
+        self.failures = 0
+        self.failure_cost_s = 0.0
+        self.inflight = 0
+        self.placed_total = 0
+        self.pending: dict[Placement, None] = {}
+        self.pending_tokens = 0
+        self.head_tokens = 0.0
+        self.drain_at = now
+        self.decoding = 0
+        self.kv_own = 0
+        self.kv_delta = 0
+        self.placed_since = 0
+        self.progressed_since = 0
+        self.last_report: Report | None = None
+        self.report_fresh = False
+        self.foreign_waiting = 0
+        self.foreign_running = 0
+        self.foreign_tokens = 0.0
+        self.depth = 0
+        self.running = 0
+        self.decode_s = 0.0
+        self.kv_predicted = 0.0
+        self.set_spec(spec)
+
+    def set_spec(self, spec: ReplicaSpec) -> None:
+        """Take a new description; learned rates restart only where the calibrated one changed."""
+        old: ReplicaSpec | None = getattr(self, "spec", None)
+        self.spec = spec
+        self.url = spec.url
+        if old is None or old.prefill_tokens_per_s != spec.prefill_tokens_per_s:
+            rate = spec.prefill_tokens_per_s or self.config.prefill_tokens_per_s
+            self.busy_s = self.config.prior_busy_s
+            self.busy_tokens = rate * self.busy_s
+            self._set_rate()
+        if old is None or old.weight != spec.weight:
+            self.weight = spec.weight
+        self._set_kv_max()
+        self.set_penalty()
+        self.refresh()
+
+    # -- operator, health ------------------------------------------------------------------------------------------
+
+    def set_penalty(self) -> None:
+        share = self.weight * self.ramp
+        self.special = self.forced is not None or self.spec.net_mb_s_max > 0
+        self.prompt_max = float(self.spec.max_model_len or math.inf)
+        self.penalty = self.suspicion / share if share > 0 else math.inf
+        self.eligible = (
+            self.available and not self.draining and self.weight > 0 and self.forced != math.inf and not self.removed
+        )
+
+    def why_not_eligible(self) -> str | None:
+        """The reason this replica may take no request at all, or None."""
+        if self.removed:
+            return "removed"
+        if self.forced == math.inf:
+            return "score forced to infinity by the operator"
+        if self.draining:
+            return "draining"
+        if not self.weight > 0:
+            return "weight 0"
+        if not self.available:
+            return f"not available: {self.health_reason}"
+        return None
+
+    # -- requests --------------------------------------------------------------------------------------------------
+
+    def charge(self, placement: Placement, now: float) -> None:
+        if self.pending:
+            self._advance(now)
+        if not self.pending:
+            self.drain_at = now
+        self.pending[placement] = None
+        self.pending_tokens += placement.tokens
+        self.inflight += 1
+        self.placed_total += 1
+        self.kv_own += placement.kv_tokens
+        self.kv_delta += placement.kv_tokens
+        self.placed_since += 1
+        self.refresh()
+
+    def first_token(self, placement: Placement, now: float) -> None:
+        """The first byte of a streamed answer: its prefill is done now."""
+        if placement.phase != Placement.PENDING:
+            return
+        if placement in self.pending:
+            self._advance(now)
+            self._observe_prefill(placement, now)
+            self._leave_pending(placement)
+            self.drain_at = now
+        placement.phase = Placement.DECODING
+        self.refresh()
+
+    def release(self, placement: Placement, now: float, outcome: Outcome) -> None:
+        assert placement.phase != Placement.RELEASED, f"released twice: {placement!r}"
+        if placement in self.pending:
+            if outcome is Outcome.COMPLETED:
+                self._observe_whole(placement, now)
+            self._leave_pending(placement)
+            self.drain_at = now
+        if placement.phase != Placement.PENDING:
+            self.decoding -= 1
+        placement.phase = Placement.RELEASED
+        self.inflight -= 1
+        self.kv_own -= placement.kv_tokens
+        self.kv_delta -= placement.kv_tokens
+        if outcome is Outcome.REPLICA_FAILED or outcome is Outcome.REPLICA_ERROR:
+            self.failures = min(self.failures + 1, _FAILURES_MAX)
+            self.failure_cost_s = self.failures * self.config.failure_s
+        elif self.failures and outcome is Outcome.COMPLETED:
+            self.failures -= 1
+            self.failure_cost_s = self.failures * self.config.failure_s
+        self.refresh()
+
+    def _leave_pending(self, placement: Placement) -> None:
+        del self.pending[placement]
+        self.pending_tokens -= placement.tokens
+        self.progressed_since += 1
+        if placement.phase == Placement.PENDING:
+            placement.phase = Placement.DECODING
+            self.decoding += 1
+
+    def _advance(self, now: float) -> None:
+        """Move plain requests at the head of the queue on, whose prefill must be over by the learned rate."""
+        for head in list(self.pending):
+            if head.stream:
+                break
+            done_at = self.drain_at + head.tokens * self.inv_rate
+            if done_at > now:
+                break
+            self._leave_pending(head)
+            self.drain_at = done_at
+
+    def _observe_prefill(self, placement: Placement, now: float) -> None:
+        """Learn the prefill rate from a first byte: its tokens, over the time since the one before or its placement."""
+        self._observe(placement.tokens, now - max(placement.placed_at, self.drain_at))
+
+    def _observe_whole(self, placement: Placement, now: float) -> None:
+        """A plain answer took prefill *and* decode, so it can only show that prefill is faster than believed."""
+        took = now - max(placement.placed_at, self.drain_at)
+        if took < placement.tokens * self.inv_rate:
+            self._observe(placement.tokens, took)
+
+    def _observe(self, tokens: int, took_s: float) -> None:
+        keep = 0.5 ** (took_s / self.config.learn_window_s) if took_s < 60.0 else 0.0
+        self.busy_tokens = self.busy_tokens * keep + tokens
+        self.busy_s = self.busy_s * keep + took_s
+        self._set_rate()
+
+    def _set_rate(self) -> None:
+        self.rate = min(max(self.busy_tokens / max(self.busy_s, 1e-6), 1.0), 1e9)
+        self.inv_rate = 1.0 / self.rate
+
+    # -- telemetry -------------------------------------------------------------------------------------------------
+
+    def report(self, report: Report, mean_prompt_tokens: float) -> bool:
+        """Take a report; False where it is older than the one held.
+
+        Credit is only for work newer than the report: what was placed before it is in its figures already.
+        """
+        last = self.last_report
+        if last is not None and (report.seq <= last.seq or report.taken_at < last.taken_at):
+            return False
+        self.last_report = report
+        self.report_fresh = True
+        newer = newer_kv = 0
+        for placement in reversed(self.pending):
+            if placement.placed_at <= report.taken_at:
+                break
+            newer += 1
+            newer_kv += placement.kv_tokens
+        self.placed_since = newer
+        self.progressed_since = 0
+        self.kv_delta = newer_kv
+        own_waiting = len(self.pending) - newer
+        own = self.inflight - newer
+        waiting = report.waiting or 0
+        foreign = max(0, waiting + (report.running or 0) - own)
+        self.foreign_waiting = min(max(0, waiting - own_waiting), foreign)
+        self.foreign_running = foreign - self.foreign_waiting
+        self.foreign_tokens = self.foreign_waiting * mean_prompt_tokens
+        self._set_kv_max()
+        self.refresh()
+        return True
+
+    def expire_report(self, now: float) -> None:
+        """Stop believing a report that is too old: the ledger alone judges from here on."""
+        report = self.last_report
+        if self.report_fresh and report is not None and now - report.taken_at > self.config.report_stale_s:
+            self.report_fresh = False
+            self.foreign_waiting = self.foreign_running = 0
+            self.foreign_tokens = 0.0
+            self.refresh()
+
+    def forget_report(self) -> None:
+        """The engine restarted: neither its report nor its counters mean anything now."""
+        self.last_report = None
+        self.report_fresh = False
+        self.foreign_waiting = self.foreign_running = 0
+        self.foreign_tokens = 0.0
+        self.refresh()
+
+    def report_age(self, now: float) -> float | None:
+        """Seconds since the report's figures were true, None without one."""
+        return None if self.last_report is None else now - self.last_report.taken_at
+
+    def _set_kv_max(self) -> None:
+        reported = self.last_report.kv_tokens_max if self.last_report else None
+        self.kv_max = float(reported or self.spec.kv_tokens_max or 0)
+        self.kv_limit = self.kv_max * self.config.kv_watermark if self.kv_max else math.inf
+
+    # -- derived figures -------------------------------------------------------------------------------------------
+
+    def refresh(self) -> None:
+        """Recompute what policies read. Constant time; called once per event."""
+        pending = self.pending
+        if pending:
+            head = next(iter(pending))
+            self.head_tokens = float(head.tokens if head.stream else self.pending_tokens)
+        else:
+            self.head_tokens = 0.0
+        own = len(pending)
+        report = self.last_report
+        if self.report_fresh and report is not None:
+            if report.waiting is None:
+                self.depth = own
+            else:
+                believed = report.waiting + self.placed_since - self.progressed_since
+                self.depth = max(0, min(believed, own + self.foreign_waiting))
+            if report.kv_use is not None and self.kv_max:
+                self.kv_predicted = max(float(self.kv_own), report.kv_use * self.kv_max + self.kv_delta)
+            else:
+                self.kv_predicted = float(self.kv_own)
+        else:
+            self.depth = own
+            self.kv_predicted = float(self.kv_own)
+        self.running = self.decoding + self.foreign_running
+        self.decode_s = self.running * self.config.decode_seq_s * self.config.decode_weight
+
+    def backlog_tokens(self, now: float) -> float:
+        """Prompt tokens ahead of a request placed now: own and foreign, less what has had time to drain."""
+        own = float(self.pending_tokens)
+        if own:
+            own -= min((now - self.drain_at) * self.rate, self.head_tokens)
+        foreign = self.foreign_tokens
+        if foreign and self.last_report is not None:
+            foreign = max(0.0, foreign - (now - self.last_report.taken_at) * self.rate)
+        return max(own, 0.0) + foreign
+
+    def validate(self) -> None:
+        """Assert the ledger's invariants."""
+        assert self.inflight >= len(self.pending) >= 0
+        assert self.decoding == self.inflight - len(self.pending), (self.decoding, self.inflight, len(self.pending))
+        assert self.pending_tokens == sum(p.tokens for p in self.pending)
+        assert self.kv_own >= 0
+        assert self.inflight > 0 or self.kv_own == 0
+        assert all(p.phase == Placement.PENDING for p in self.pending)
+        assert self.rate > 0 and self.depth >= 0 and self.running >= 0

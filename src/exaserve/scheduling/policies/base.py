@@ -1,0 +1,63 @@
+"""What a policy is: given the replicas that may take a request in principle, pick one. It decides and changes nothing
+but its own turn; the scheduler charges the ledger."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, field
+from random import Random
+from typing import NamedTuple, Protocol
+
+from exaserve.domain.replica import ReplicaId
+from exaserve.domain.request import RequestFacts
+from exaserve.scheduling.config import SchedulerConfig
+from exaserve.scheduling.filters import may_take
+from exaserve.scheduling.ledger import ReplicaState
+from exaserve.scheduling.pool import Pool
+from exaserve.scheduling.prefix import PrefixIndex
+
+__all__ = ["Choice", "Policy", "PolicyContext", "PolicyFactory", "allowed"]
+
+
+class Choice(NamedTuple):
+    """The replica, what the policy thinks it costs (seconds, 0 where it prices nothing), prompt tokens cached there."""
+
+    state: ReplicaState
+    cost_s: float
+    cached_tokens: int
+
+
+@dataclass(slots=True)
+class PolicyContext:
+    """What policies share: configuration, chance, the prefix index, and where they say that a signal was missing.
+
+    ``signal_missing`` counts decisions taken without the named signal: never a silent fallback.
+    ``sample`` is True while other gateways place work on the same replicas.
+    """
+
+    config: SchedulerConfig
+    rng: Random
+    prefix: PrefixIndex
+    signal_missing: dict[str, int] = field(default_factory=dict)
+    sample: bool = False
+
+    def missing(self, signal: str) -> None:
+        self.signal_missing[signal] = self.signal_missing.get(signal, 0) + 1
+
+
+class Policy(Protocol):
+    def pick(
+        self, pool: Pool, facts: RequestFacts, now: float, exclude: Collection[ReplicaId]
+    ) -> Choice | None:
+        """One of ``pool.eligible`` that passes the filters and is not in ``exclude``, or None where there is none."""
+        ...
+
+
+PolicyFactory = Callable[[PolicyContext], Policy]
+
+
+def allowed(pool: Pool, facts: RequestFacts, exclude: Collection[ReplicaId]) -> list[ReplicaState]:
+    """The replicas that pass the filters now, in the pool's order."""
+    if exclude:
+        return [s for s in pool.eligible if s.id not in exclude and may_take(s, facts)]
+    return [s for s in pool.eligible if may_take(s, facts)]

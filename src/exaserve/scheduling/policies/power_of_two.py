@@ -1,0 +1,39 @@
+"""Power of two choices: of two allowed replicas drawn at random, the one with fewer requests in flight."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from exaserve.domain.replica import ReplicaId
+from exaserve.domain.request import RequestFacts
+from exaserve.scheduling.filters import may_take
+from exaserve.scheduling.ledger import ReplicaState
+from exaserve.scheduling.policies.base import Choice, PolicyContext, allowed
+from exaserve.scheduling.pool import Pool
+
+__all__ = ["PowerOfTwo"]
+
+
+def _load(state: ReplicaState) -> float:
+    return (state.inflight + state.foreign_running + state.foreign_waiting + 1) * state.penalty
+
+
+class PowerOfTwo:
+    __slots__ = ("_rng",)
+
+    def __init__(self, context: PolicyContext) -> None:
+        self._rng = context.rng
+
+    def pick(self, pool: Pool, facts: RequestFacts, now: float, exclude: Collection[ReplicaId]) -> Choice | None:
+        eligible = pool.eligible
+        if not eligible:
+            return None
+        rng = self._rng
+        a, b = eligible[int(rng.random() * len(eligible))], eligible[int(rng.random() * len(eligible))]
+        drawn = [s for s in (a, b) if s.id not in exclude and may_take(s, facts)]
+        if not drawn:
+            drawn = allowed(pool, facts, exclude)
+            if not drawn:
+                return None
+            drawn = [rng.choice(drawn), rng.choice(drawn)]
+        return Choice(min(drawn, key=_load), 0.0, 0)

@@ -1,0 +1,23 @@
+"""Random: any allowed replica, equally likely."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from exaserve.domain.replica import ReplicaId
+from exaserve.domain.request import RequestFacts
+from exaserve.scheduling.policies.base import Choice, PolicyContext, allowed
+from exaserve.scheduling.pool import Pool
+
+__all__ = ["RandomChoice"]
+
+
+class RandomChoice:
+    __slots__ = ("_rng",)
+
+    def __init__(self, context: PolicyContext) -> None:
+        self._rng = context.rng
+
+    def pick(self, pool: Pool, facts: RequestFacts, now: float, exclude: Collection[ReplicaId]) -> Choice | None:
+        states = allowed(pool, facts, exclude)
+        return Choice(self._rng.choice(states), 0.0, 0) if states else None

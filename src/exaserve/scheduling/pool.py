@@ -1,0 +1,97 @@
+"""The replicas that can answer for one model, with the consistent-hashing ring over them."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections.abc import Iterator
+from hashlib import blake2b
+
+from exaserve.domain.replica import ReplicaId
+from exaserve.scheduling.learning import ModelStats
+from exaserve.scheduling.ledger import ReplicaState
+
+__all__ = ["HashRing", "Pool", "session_hash"]
+
+
+def session_hash(key: str) -> int:
+    """64-bit hash of an affinity key, the same in every gateway and every run."""
+    return int.from_bytes(blake2b(key.encode("utf-8", "surrogatepass"), digest_size=8).digest(), "big")
+
+
+class HashRing:
+    """Consistent hashing with virtual nodes. Adding or removing one of N replicas moves 1/N of the keys."""
+
+    __slots__ = ("_points", "_vnodes")
+
+    def __init__(self, vnodes: int) -> None:
+        self._vnodes = vnodes
+        self._points: list[tuple[int, ReplicaId]] = []
+
+    def add(self, replica: ReplicaId) -> None:
+        for k in range(self._vnodes):
+            insort(self._points, (session_hash(f"{replica}#{k}"), replica))
+
+    def remove(self, replica: ReplicaId) -> None:
+        self._points = [p for p in self._points if p[1] != replica]
+
+    def walk(self, key_hash: int) -> Iterator[ReplicaId]:
+        """Every replica once, in ring order from the key's place."""
+        points = self._points
+        start = bisect_left(points, (key_hash, ReplicaId("")))
+        seen: set[ReplicaId] = set()
+        for k in range(len(points)):
+            replica = points[(start + k) % len(points)][1]
+            if replica not in seen:
+                seen.add(replica)
+                yield replica
+
+
+class Pool:
+    """Members of one model's pool.
+
+    Attributes:
+        members: every replica that serves the model, up or down, in order of joining.
+        eligible: those that may take requests in principle; rebuilt on change, read by policies.
+        inflight: this pool's placements not yet released, count.
+    """
+
+    __slots__ = ("_ring", "_ring_vnodes", "by_index", "eligible", "inflight", "members", "model", "stats", "version")
+
+    def __init__(self, model: str, ring_vnodes: int) -> None:
+        self.model = model
+        self.members: dict[ReplicaId, ReplicaState] = {}
+        self.by_index: dict[int, ReplicaState] = {}
+        self.eligible: list[ReplicaState] = []
+        self.inflight = 0
+        self.stats = ModelStats()
+        self.version = 0
+        self._ring_vnodes = ring_vnodes
+        self._ring: HashRing | None = None
+
+    @property
+    def ring(self) -> HashRing:
+        """Built when a policy first asks for it; members join and leave it afterwards."""
+        if self._ring is None:
+            self._ring = HashRing(self._ring_vnodes)
+            for replica in self.members:
+                self._ring.add(replica)
+        return self._ring
+
+    def add(self, state: ReplicaState) -> None:
+        self.members[state.id] = state
+        self.by_index[state.index] = state
+        if self._ring is not None:
+            self._ring.add(state.id)
+        self.rebuild()
+
+    def remove(self, replica: ReplicaId) -> None:
+        state = self.members.pop(replica)
+        self.by_index.pop(state.index, None)
+        if self._ring is not None:
+            self._ring.remove(replica)
+        self.rebuild()
+
+    def rebuild(self) -> None:
+        """Recompute ``eligible`` after a member's availability, weight or drain state changed."""
+        self.eligible = [s for s in self.members.values() if s.eligible]
+        self.version += 1

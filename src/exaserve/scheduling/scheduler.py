@@ -1,0 +1,326 @@
+"""The scheduler: filter → cost → pick → charge. Pure: time and chance are arguments, and it performs no I/O.
+
+It owns the replicas' states and the pools by model. The gateway and the simulator drive the same object.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping
+from random import Random
+from types import MappingProxyType
+
+from exaserve.domain.errors import ConfigError
+from exaserve.domain.replica import ReplicaId, ReplicaSpec, Report
+from exaserve.domain.request import Outcome, RequestFacts, Usage
+from exaserve.scheduling.config import SchedulerConfig
+from exaserve.scheduling.entropy import cost, literal_score, terms
+from exaserve.scheduling.filters import why_not
+from exaserve.scheduling.ledger import ReplicaState
+from exaserve.scheduling.learning import ModelStats
+from exaserve.scheduling.placement import Candidate, Explanation, Placement, Refusal, RefusalReason
+from exaserve.scheduling.policies import POLICIES, Policy, PolicyContext
+from exaserve.scheduling.pool import Pool
+from exaserve.scheduling.prefix import BLOCK_BYTES, PrefixIndex
+
+__all__ = ["Scheduler"]
+
+_FOREIGN_STEP = 0.02
+"""Weight of one report in the running share of foreign requests: about the last 50 reports count."""
+
+
+class Scheduler:
+    """Places requests on replicas and keeps account of them.
+
+    Attributes:
+        config: as given.
+        policy_name: key of the policy in use.
+        foreign_share: running share of the replicas' requests that this gateway did not place, 0..1.
+    """
+
+    def __init__(self, config: SchedulerConfig, rng: Random) -> None:
+        self.config = config
+        self.foreign_share = 0.0
+        self._states: dict[ReplicaId, ReplicaState] = {}
+        self._pools: dict[str, Pool] = {}
+        self._prefix = PrefixIndex(config.prefix_entries_max)
+        self._next_index = 0
+        self._context = PolicyContext(config=config, rng=rng, prefix=self._prefix)
+        self._policy: Policy
+        self.set_policy(config.policy)
+
+    # -- membership ------------------------------------------------------------------------------------------------
+
+    def add(self, spec: ReplicaSpec, now: float) -> None:
+        """Add a replica; it takes requests once :meth:`set_health` says so. ValueError where its id is taken."""
+        if spec.id in self._states:
+            raise ValueError(f"replica {spec.id!r} is already known")
+        state = ReplicaState(spec, self.config, now, self._take_index())
+        self._states[spec.id] = state
+        for model in spec.models:
+            self._join(model, state)
+
+    def update(self, spec: ReplicaSpec, now: float) -> None:
+        """Take a replica's new description (models, weight, limits); its ledger and learned speed stay."""
+        state = self._states[spec.id]
+        before = set(state.spec.models)
+        state.set_spec(spec)
+        for model in before - set(spec.models):
+            self._leave(model, state)
+        for model in spec.models:
+            if model not in before:
+                self._join(model, state)
+        self._changed(state)
+
+    def remove(self, replica: ReplicaId, now: float) -> None:
+        """Forget a replica. Its placements in flight can still be released."""
+        state = self._states.pop(replica)
+        state.removed = True
+        state.set_penalty()
+        for model in state.spec.models:
+            self._leave(model, state)
+
+    def states(self) -> Mapping[ReplicaId, ReplicaState]:
+        return MappingProxyType(self._states)
+
+    def models(self) -> tuple[str, ...]:
+        """Names served by any known replica, also one that is down; sorted."""
+        return tuple(sorted(self._pools))
+
+    def ready_models(self) -> tuple[str, ...]:
+        """Names that at least one replica may take requests for; sorted."""
+        return tuple(sorted(name for name, pool in self._pools.items() if pool.eligible))
+
+    def _take_index(self) -> int:
+        """A bit of its own in the prefix index; never reused while the index may still hold the old owner's bits."""
+        if self._next_index > 4 * len(self._states) + 64:
+            self._prefix.clear()
+            for index, state in enumerate(self._states.values()):
+                state.index = index
+            for pool in self._pools.values():
+                pool.by_index = {s.index: s for s in pool.members.values()}
+            self._next_index = len(self._states)
+        self._next_index += 1
+        return self._next_index - 1
+
+    def _join(self, model: str, state: ReplicaState) -> None:
+        pool = self._pools.get(model)
+        if pool is None:
+            pool = self._pools[model] = Pool(model, self.config.ring_vnodes)
+        pool.add(state)
+
+    def _leave(self, model: str, state: ReplicaState) -> None:
+        pool = self._pools[model]
+        pool.remove(state.id)
+        if not pool.members:
+            del self._pools[model]
+
+    def _changed(self, state: ReplicaState) -> None:
+        state.set_penalty()
+        for model in state.spec.models:
+            self._pools[model].rebuild()
+
+    # -- operator, health, telemetry -------------------------------------------------------------------------------
+
+    def set_policy(self, name: str) -> None:
+        """Switch policy; the ledger stays. ConfigError for an unknown name."""
+        factory = POLICIES.get(name)
+        if factory is None:
+            raise ConfigError(
+                f"unknown policy {name!r}; choose one of {', '.join(sorted(POLICIES))}", param="scheduling.strategy"
+            )
+        self.policy_name = name
+        self._policy = factory(self._context)
+
+    def set_health(self, replica: ReplicaId, available: bool, reason: str, ramp: float = 1.0) -> None:
+        """What health says: whether the replica may take requests, why, and its slow-start share (0..1]."""
+        state = self._states.get(replica)
+        if state is None:
+            return
+        if not 0.0 < ramp <= 1.0:
+            raise ValueError(f"ramp must be in (0, 1], not {ramp}")
+        came_back = available and not state.available
+        state.available, state.health_reason, state.ramp = available, reason, ramp
+        if came_back:
+            state.failures, state.failure_cost_s = 0, 0.0
+        self._changed(state)
+
+    def restarted(self, replica: ReplicaId) -> None:
+        """The engine behind ``replica`` is a new process: its report and its prefix cache are gone."""
+        state = self._states.get(replica)
+        if state is None:
+            return
+        state.forget_report()
+        for pool in self._pools.values():
+            pool.by_index.pop(state.index, None)
+        state.index = self._take_index()
+        for model in state.spec.models:
+            self._pools[model].by_index[state.index] = state
+
+    def drain(self, replica: ReplicaId) -> None:
+        """No new requests; those in flight go on. KeyError for an unknown replica."""
+        self._states[replica].draining = True
+        self._changed(self._states[replica])
+
+    def undrain(self, replica: ReplicaId) -> None:
+        self._states[replica].draining = False
+        self._changed(self._states[replica])
+
+    def set_weight(self, replica: ReplicaId, weight: float) -> None:
+        """Share of traffic relative to equals; 0 takes it out. ValueError below 0 or not finite."""
+        if not (weight >= 0 and math.isfinite(weight)):
+            raise ValueError(f"weight must be a finite number of at least 0, not {weight}")
+        self._states[replica].weight = weight
+        self._changed(self._states[replica])
+
+    def force_score(self, replica: ReplicaId, score: float | None) -> None:
+        """Replace the replica's cost by ``score`` seconds (A3); infinity means nothing at all, None undoes it."""
+        if score is not None and not score >= 0:
+            raise ValueError(f"score must be at least 0, infinity, or None, not {score}")
+        self._states[replica].forced = score
+        self._changed(self._states[replica])
+
+    def set_suspicion(self, replica: ReplicaId, factor: float) -> None:
+        """Multiply the replica's cost by ``factor`` ≥ 1 while the anomaly guard distrusts it (A4)."""
+        state = self._states.get(replica)
+        if state is not None:
+            state.suspicion = max(factor, 1.0)
+            state.set_penalty()
+
+    def report(self, report: Report, now: float) -> None:
+        """Take a replica's telemetry. Older than the one held, or of an unknown replica: ignored."""
+        state = self._states.get(report.replica)
+        if state is None:
+            return
+        mean = 512.0
+        if state.spec.models and (pool := self._pools.get(state.spec.models[0])):
+            mean = pool.stats.prompt_tokens
+        if not state.report(report, mean):
+            return
+        total = state.inflight + state.foreign_running + state.foreign_waiting
+        if total:
+            share = (state.foreign_running + state.foreign_waiting) / total
+            self.foreign_share += _FOREIGN_STEP * (share - self.foreign_share)
+            self._context.sample = self.foreign_share > self.config.foreign_share
+
+    def tick(self, now: float) -> None:
+        """Stop believing reports that are too old. Call about as often as reports should come."""
+        for state in self._states.values():
+            state.expire_report(now)
+
+    def report_scores(self) -> dict[ReplicaId, float]:
+        """The text's score of each replica with a fresh and complete report, for the anomaly guard (A4)."""
+        scores = {}
+        for replica, state in self._states.items():
+            score, _ = literal_score(state)
+            if state.report_fresh:
+                scores[replica] = score
+        return scores
+
+    def signal_missing(self) -> Mapping[str, int]:
+        """Decisions taken without a signal that the policy wanted, by signal."""
+        return MappingProxyType(self._context.signal_missing)
+
+    # -- requests --------------------------------------------------------------------------------------------------
+
+    def place(
+        self, facts: RequestFacts, now: float, exclude: Collection[ReplicaId] = ()
+    ) -> Placement | Refusal:
+        """Choose a replica and charge its ledger, in one step. ``exclude``: replicas already tried."""
+        pool = self._pools.get(facts.model)
+        if pool is None:
+            return Refusal(RefusalReason.MODEL_UNKNOWN, f"no replica serves model {facts.model!r}")
+        choice = self._policy.pick(pool, facts, now, exclude)
+        if choice is None:
+            return self._refusal(pool, exclude)
+        state, cost_s, cached = choice
+        placement = Placement(
+            state,
+            facts.model,
+            now,
+            cost_s,
+            max(facts.prompt_tokens - cached, 1),
+            cached,
+            facts.prompt_tokens + facts.output_tokens,
+            facts.stream,
+            facts.prompt_bytes,
+        )
+        state.charge(placement, now)
+        pool.inflight += 1
+        pool.stats.placed(facts.prompt_tokens)
+        if facts.prefix:
+            self._prefix.insert(facts.prefix, 1 << state.index)
+        return placement
+
+    def first_token(self, placement: Placement, now: float) -> None:
+        """The first body byte of a streamed answer arrived."""
+        placement.state.first_token(placement, now)
+
+    def release(
+        self, placement: Placement, now: float, outcome: Outcome, usage: Usage | None = None
+    ) -> None:
+        """Give back what ``placement`` holds. Exactly once; AssertionError on a second call."""
+        placement.state.release(placement, now, outcome)
+        pool = self._pools.get(placement.model)
+        if pool is None:
+            return
+        pool.inflight = max(pool.inflight - 1, 0)
+        if usage is not None:
+            pool.stats.observe(placement.facts_prompt_bytes, usage.prompt_tokens, usage.completion_tokens)
+            if placement.cached_tokens > 0:
+                pool.stats.observe_cache(placement.cached_tokens, usage.cached_tokens)
+
+    def _refusal(self, pool: Pool, exclude: Collection[ReplicaId]) -> Refusal:
+        if not pool.eligible:
+            reasons = {s.why_not_eligible() or "" for s in pool.members.values()}
+            return Refusal(
+                RefusalReason.NOT_READY,
+                f"no replica of model {pool.model!r} is ready ({'; '.join(sorted(reasons)[:3])})",
+            )
+        if exclude and all(s.id in exclude for s in pool.eligible):
+            return Refusal(RefusalReason.ALL_TRIED, f"every ready replica of model {pool.model!r} was tried")
+        return Refusal(RefusalReason.SATURATED, f"all {len(pool.eligible)} ready replicas of {pool.model!r} are full")
+
+    def stats(self, model: str) -> ModelStats | None:
+        pool = self._pools.get(model)
+        return pool.stats if pool else None
+
+    def bytes_per_token(self, model: str) -> float:
+        """Prompt bytes per token, learned from answers' usage; 4.0 at the start."""
+        pool = self._pools.get(model)
+        return pool.stats.bytes_per_token if pool else 4.0
+
+    def expected_output(self, model: str, max_tokens: int | None) -> int:
+        """Tokens an answer is expected to have: the learned mean, cut to the client's own bound."""
+        pool = self._pools.get(model)
+        mean = int(pool.stats.output_tokens) if pool else 200
+        return mean if max_tokens is None else max(min(mean, max_tokens), 0)
+
+    def explain(self, facts: RequestFacts, now: float) -> Explanation:
+        """What :meth:`place` would do now, and why. Charges nothing."""
+        pool = self._pools.get(facts.model)
+        if pool is None:
+            return Explanation(facts.model, self.policy_name, None, RefusalReason.MODEL_UNKNOWN.value, ())
+        levels = self._prefix.match(facts.prefix)
+        per_block = BLOCK_BYTES / pool.stats.bytes_per_token * pool.stats.cache_trust
+        rows = []
+        for state in pool.members.values():
+            depth = next((blocks for blocks, bits in levels if bits >> state.index & 1), 0)
+            cached = min(depth * per_block, max(facts.prompt_tokens - 1.0, 0.0))
+            out = why_not(state, facts)
+            parts = terms(state, facts, cached, now) | {"cached_tokens": cached}
+            rows.append(Candidate(state.id, out, None if out else cost(state, facts, cached, now), parts))
+        rows.sort(key=lambda c: (c.out is not None, c.cost_s if c.cost_s is not None else math.inf))
+        chosen = rows[0].replica if rows and rows[0].out is None else None
+        refusal = None if chosen else self._refusal(pool, ()).reason.value
+        return Explanation(facts.model, self.policy_name, chosen, refusal, tuple(rows))
+
+    def validate(self) -> None:
+        """Assert the invariants of every part."""
+        for state in self._states.values():
+            state.validate()
+        for model, pool in self._pools.items():
+            assert pool.members, model
+            assert pool.inflight >= 0
+            assert pool.eligible == [s for s in pool.members.values() if s.eligible]
+        self._prefix.validate()
