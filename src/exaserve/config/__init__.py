@@ -1,1 +1,33 @@
 """The cluster file and the environment: typed, strict about unknown keys, errors with the full path of the field."""
+
+from __future__ import annotations
+
+from exaserve.config.cluster import Cluster, EmulatorSettings, NodeEntry, Pool, ReplicaEntry
+from exaserve.config.environment import Environment, child_environment, read_environment
+from exaserve.config.load import load_cluster, parse_cluster
+from exaserve.config.settings import ClientLimits, GatewaySettings, RetrySettings, TelemetrySettings, Timeouts
+from exaserve.config.show import diff, to_yaml
+from exaserve.config.urls import replica_from_url, same_address, split_url
+
+__all__ = [
+    "ClientLimits",
+    "Cluster",
+    "EmulatorSettings",
+    "Environment",
+    "GatewaySettings",
+    "NodeEntry",
+    "Pool",
+    "ReplicaEntry",
+    "RetrySettings",
+    "TelemetrySettings",
+    "Timeouts",
+    "child_environment",
+    "diff",
+    "load_cluster",
+    "parse_cluster",
+    "read_environment",
+    "replica_from_url",
+    "same_address",
+    "split_url",
+    "to_yaml",
+]

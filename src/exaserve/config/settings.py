@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-__all__ = ["ClientLimits", "GatewaySettings", "RetrySettings", "Timeouts"]
+__all__ = ["ClientLimits", "GatewaySettings", "RetrySettings", "TelemetrySettings", "Timeouts"]
 
 
 class ClientLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -74,6 +74,9 @@ class GatewaySettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
 
     host: str = "127.0.0.1"
     port: int = 8000
+    admin_host: str = "127.0.0.1"
+    """The admin API can take replicas out of rotation: loopback unless the network in front is trusted."""
+    admin_port: int = 8900
     limits: ClientLimits = ClientLimits()
     timeouts: Timeouts = Timeouts()
     retry: RetrySettings = RetrySettings()
@@ -81,3 +84,16 @@ class GatewaySettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     drain_s: float = 30.0
     """How long a graceful stop waits for requests in flight, seconds."""
     log_requests: bool = False
+
+
+class TelemetrySettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Polling of the engines' ``/metrics``.
+
+    Attributes:
+        interval_s: between two reports of one replica. Shorter sees load sooner and costs the engine more: a scrape of
+            vLLM is 50 kB.
+        timeout_s: a scrape is given up after this; it delays no other replica's.
+    """
+
+    interval_s: float = 0.2
+    timeout_s: float = 1.0

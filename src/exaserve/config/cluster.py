@@ -1,0 +1,306 @@
+"""The cluster file's shape: every key with its unit and meaning. :mod:`exaserve.config.load` reads and checks it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import msgspec
+
+from exaserve.config.convert import Limits, Schema
+from exaserve.config.settings import ClientLimits, GatewaySettings, RetrySettings, TelemetrySettings
+from exaserve.config.urls import replica_from_url
+from exaserve.domain.replica import ReplicaId, ReplicaSpec
+from exaserve.health import HealthConfig
+from exaserve.scheduling.config import AdmissionConfig, SchedulerConfig
+
+__all__ = [
+    "SCHEMA",
+    "Cluster",
+    "ClusterFile",
+    "EmulatorSettings",
+    "EngineName",
+    "NodeEntry",
+    "Pool",
+    "ReplicaEntry",
+    "SchedulingSection",
+]
+
+EngineName = Literal["emulator", "vllm", "sglang", "trtllm", "llamacpp", "command"]
+
+
+class NodeEntry(msgspec.Struct, frozen=True, kw_only=True):
+    """A machine.
+
+    Attributes:
+        name: such as ``node1``; replicas are named after it.
+        address: host name or IP address. Empty: node k of this file is ``127.0.k.1`` on this machine.
+    """
+
+    name: str
+    address: str = ""
+
+
+class ReplicaEntry(msgspec.Struct, frozen=True, kw_only=True):
+    """An engine that already runs. ``id`` is host:port unless given; ``models`` are asked of it unless given.
+
+    The other keys are those of :class:`exaserve.domain.replica.ReplicaSpec`; where they are missing the pool's count.
+    """
+
+    url: str
+    id: str = ""
+    models: tuple[str, ...] = ()
+    version: str | None = None
+    node: str = ""
+    engine: str = "auto"
+    weight: float = 1.0
+    max_model_len: int | None = None
+    max_num_seqs: int | None = None
+    kv_tokens_max: int | None = None
+    prefill_tokens_per_s: float | None = None
+    decode_step_s: float | None = None
+
+
+class EmulatorSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """For pools whose engine is the emulator.
+
+    Attributes:
+        speed: how much faster than the modelled hardware time runs; 1 is real time.
+        seed: decides lengths and texts of answers.
+        block_size: tokens in one KV block.
+        token_budget: tokens one step may compute (vLLM's ``max_num_batched_tokens``).
+        prefix_caching: whether leading blocks already computed are used again.
+    """
+
+    speed: float = 1.0
+    seed: int = 0
+    block_size: int = 16
+    token_budget: int = 8192
+    prefix_caching: bool = True
+
+
+class Pool(msgspec.Struct, frozen=True, kw_only=True):
+    """Replicas that answer for one model, all of one kind. Without ``pools`` these keys stand at the top of the file.
+
+    Attributes:
+        model: what the engines load, such as ``meta-llama/Llama-3.1-8B-Instruct``.
+        served_model_name: what clients call it; the same as ``model`` unless given.
+        version: release, for traffic weights per version.
+        precision: of the weights: bf16, fp16, fp8, int8, int4 … ("auto": as published).
+        tensor_parallel_size / pipeline_parallel_size: accelerators of one replica are their product.
+        num_replicas_per_node: replicas started on each node.
+        engine: what to start; ``command`` runs ``engine_command``.
+        engine_args: further arguments for the engine, as its own command line takes them.
+        engine_command: program and arguments; ``{host}``, ``{port}``, ``{model}`` and ``{replica}`` are filled in.
+        hardware: accelerator by name, for the performance model.
+        base_port: port of a node's first replica; the others follow.
+        max_model_len: prompt and output in tokens, 0 is the engine's own limit.
+        max_num_seqs: sequences a replica runs at once.
+        kv_tokens_max / prefill_tokens_per_s / decode_step_s: calibrated figures of one replica, 0 where unknown.
+        replicas: engines that already run, as URLs or mappings; then nothing is started.
+    """
+
+    model: str = ""
+    served_model_name: str = ""
+    version: str = ""
+    precision: str = "auto"
+    tensor_parallel_size: int = 1
+    pipeline_parallel_size: int = 1
+    num_replicas_per_node: int = 1
+    engine: EngineName = "emulator"
+    engine_args: tuple[str, ...] = ()
+    engine_command: tuple[str, ...] = ()
+    hardware: str = "H100"
+    base_port: int = 8001
+    max_model_len: int = 0
+    max_num_seqs: int = 256
+    kv_tokens_max: int = 0
+    prefill_tokens_per_s: float = 0.0
+    decode_step_s: float = 0.0
+    emulator: EmulatorSettings = EmulatorSettings()
+    replicas: tuple[str | ReplicaEntry, ...] = ()
+
+    @property
+    def served_name(self) -> str:
+        return self.served_model_name or self.model
+
+    @property
+    def starts_replicas(self) -> bool:
+        return bool(self.model or self.engine_command) and not self.replicas
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SchedulingSection(SchedulerConfig):
+    """The scheduler's knobs, and how often a replica is probed (the same as ``health.probe_interval``)."""
+
+    health_check_interval_s: float | None = None
+
+
+class ClusterFile(Pool, frozen=True, kw_only=True):
+    """The file as written: one pool's keys at the top, or ``pools``."""
+
+    nodes: int | tuple[NodeEntry, ...] = 1
+    pools: tuple[Pool, ...] = ()
+    scheduling: SchedulingSection = SchedulingSection()
+    admission: AdmissionConfig = AdmissionConfig()
+    health: HealthConfig = HealthConfig()
+    telemetry: TelemetrySettings = TelemetrySettings()
+    gateway: GatewaySettings = GatewaySettings()
+
+
+class Cluster(msgspec.Struct, frozen=True, kw_only=True):
+    """A checked cluster: what every command works with."""
+
+    nodes: tuple[NodeEntry, ...] = ()
+    pools: tuple[Pool, ...] = ()
+    scheduling: SchedulerConfig = SchedulerConfig()
+    admission: AdmissionConfig = AdmissionConfig()
+    health: HealthConfig = HealthConfig()
+    telemetry: TelemetrySettings = TelemetrySettings()
+    gateway: GatewaySettings = GatewaySettings()
+
+    def replicas(self) -> tuple[ReplicaSpec, ...]:
+        """Every replica of the file: those it names, and those that its pools start on its nodes."""
+        specs: list[ReplicaSpec] = []
+        for pool in self.pools:
+            specs += _named(pool) if pool.replicas else self.started(pool)
+        return tuple(specs)
+
+    def started(self, pool: Pool) -> list[ReplicaSpec]:
+        """The replicas that this pool starts, node by node."""
+        if not pool.starts_replicas:
+            return []
+        prefix = f"{pool.served_name}/" if len(self.pools) > 1 else ""
+        return [
+            _spec(
+                pool,
+                ReplicaId(f"{prefix}{node.name}/r{index}"),
+                f"http://{node.address}:{pool.base_port + index}",
+                node=node.name,
+                engine="vllm" if pool.engine == "emulator" else "auto" if pool.engine == "command" else pool.engine,
+            )
+            for node in self.nodes
+            for index in range(pool.num_replicas_per_node)
+        ]
+
+
+def _spec(pool: Pool, replica: ReplicaId, url: str, node: str, engine: str) -> ReplicaSpec:
+    return ReplicaSpec(
+        id=replica,
+        url=url,
+        models=(pool.served_name,) if pool.served_name else (),
+        version=pool.version,
+        node=node,
+        engine=engine,
+        max_model_len=pool.max_model_len,
+        max_num_seqs=pool.max_num_seqs,
+        kv_tokens_max=pool.kv_tokens_max,
+        prefill_tokens_per_s=pool.prefill_tokens_per_s,
+        decode_step_s=pool.decode_step_s,
+    )
+
+
+def _named(pool: Pool) -> list[ReplicaSpec]:
+    specs = []
+    served = (pool.served_name,) if pool.served_name else ()
+    for each in pool.replicas:
+        entry = ReplicaEntry(url=each) if isinstance(each, str) else each
+        plain = replica_from_url(entry.url)
+        specs.append(
+            ReplicaSpec(
+                id=ReplicaId(entry.id) if entry.id else plain.id,
+                url=plain.url,
+                models=entry.models or served,
+                version=pool.version if entry.version is None else entry.version,
+                node=entry.node,
+                engine=entry.engine,
+                weight=entry.weight,
+                max_model_len=pool.max_model_len if entry.max_model_len is None else entry.max_model_len,
+                # The pool's default is what a replica is started with; a running engine's own limit is not known.
+                max_num_seqs=entry.max_num_seqs or 0,
+                kv_tokens_max=pool.kv_tokens_max if entry.kv_tokens_max is None else entry.kv_tokens_max,
+                prefill_tokens_per_s=pool.prefill_tokens_per_s
+                if entry.prefill_tokens_per_s is None
+                else entry.prefill_tokens_per_s,
+                decode_step_s=pool.decode_step_s if entry.decode_step_s is None else entry.decode_step_s,
+            )
+        )
+    return specs
+
+
+_POSITIVE = Limits(low=0, above=True)
+_ONE = Limits(low=1)
+_PORT = Limits(low=0, high=65_535)
+_SHARE = Limits(low=0, high=1, hint="it is a share: 0.85 means 85 %")
+_SHARE_ABOVE_0 = Limits(low=0, high=1, above=True, hint="it is a share: 0.85 means 85 %")
+
+SCHEMA = Schema(
+    spelling={
+        SchedulingSection: {
+            "policy": "strategy",
+            "queue_depth_max": "max_queue_depth",
+            "kv_watermark": "kv_cache_watermark",
+        },
+    },
+    limits={
+        SchedulingSection: {
+            "health_check_interval_s": _POSITIVE,
+            "queue_depth_max": _ONE,
+            "kv_watermark": _SHARE_ABOVE_0,
+            "foreign_share": _SHARE,
+            "decode_weight": _SHARE,
+            "sample_size": _ONE,
+            "ring_vnodes": Limits(low=1, high=4096),
+            "bounded_load": Limits(low=1),
+            "prefill_tokens_per_s": _POSITIVE,
+            "learn_window_s": _POSITIVE,
+            "prefix_entries_max": Limits(low=0, high=100_000_000),
+            "report_stale_s": _POSITIVE,
+        },
+        AdmissionConfig: {"tenant_share": _SHARE_ABOVE_0, "retry_after_s": _ONE},
+        TelemetrySettings: {"interval_s": Limits(low=0.01), "timeout_s": _POSITIVE},
+        GatewaySettings: {"port": _PORT, "admin_port": _PORT},
+        RetrySettings: {"attempts_max": Limits(low=1, high=100), "budget_window_s": _POSITIVE},
+        ClientLimits: {
+            "header_bytes_max": Limits(low=1024, high=16 * 2**20),
+            "header_count_max": _ONE,
+            "body_bytes_max": Limits(low=1024, high=2**40),
+            "pipeline_max": _ONE,
+            "connections_max": _ONE,
+            "buffer_high_bytes": Limits(low=1024, high=2**32),
+        },
+        Pool: (
+            _pool_limits := {
+                "tensor_parallel_size": Limits(low=1, high=1024),
+                "pipeline_parallel_size": Limits(low=1, high=1024),
+                "num_replicas_per_node": Limits(low=1, high=1024),
+                "base_port": Limits(low=1, high=65_535),
+                "max_num_seqs": Limits(low=1, high=65_536),
+            }
+        ),
+        ClusterFile: {**_pool_limits, "nodes": Limits(low=1, high=10_000)},
+        EmulatorSettings: {
+            "speed": Limits(low=0, high=10_000, above=True),
+            "block_size": Limits(low=1, high=1024),
+            "token_budget": Limits(low=1, high=2**20),
+        },
+    },
+    also={
+        ClusterFile: {
+            "policy": "write scheduling: {strategy: …}",
+            "strategy": "it belongs under scheduling",
+            "max_queue_depth": "it belongs under scheduling",
+            "kv_cache_watermark": "it belongs under scheduling",
+            "health_check_interval": "it belongs under scheduling",
+            "host": "it belongs under gateway",
+            "port": "it belongs under gateway",
+            "speed": "it belongs under emulator",
+            "seed": "it belongs under emulator",
+            "quantization": "write precision: fp8 (or int8, int4 …)",
+            "dtype": "write precision: bf16 (or fp16, fp8 …)",
+            "num_nodes": "write nodes: 4",
+            "tp": "write tensor_parallel_size",
+            "pp": "write pipeline_parallel_size",
+        },
+    },
+)

@@ -1,0 +1,36 @@
+"""The only reader of the environment. Flags win over the environment, which wins over defaults."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+__all__ = ["Environment", "child_environment", "read_environment"]
+
+
+@dataclass(frozen=True, slots=True)
+class Environment:
+    """What ExaServe takes from the environment.
+
+    Attributes:
+        config: ``EXASERVE_CONFIG``, the cluster file of commands that are given none.
+        admin_url: ``EXASERVE_ADMIN_URL``, the admin API that ``exaserve status`` asks.
+    """
+
+    config: str | None = None
+    admin_url: str | None = None
+
+
+def read_environment(values: Mapping[str, str] | None = None) -> Environment:
+    """The settings in ``values`` (the process's own environment unless given); empty ones count as not set."""
+    values = os.environ if values is None else values
+    return Environment(
+        config=values.get("EXASERVE_CONFIG") or None,
+        admin_url=values.get("EXASERVE_ADMIN_URL") or None,
+    )
+
+
+def child_environment(extra: Mapping[str, str]) -> dict[str, str]:
+    """The environment of a process that we start: ours and ``extra``."""
+    return {**os.environ, **extra}

@@ -1,0 +1,67 @@
+"""A cluster's effective values as text, and what changed between two of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import yaml
+
+from exaserve.config.cluster import SCHEMA, Cluster, SchedulingSection
+from exaserve.config.convert import fields_of, is_record, key_of
+from exaserve.config.scalars import show_duration
+from exaserve.scheduling.config import SchedulerConfig
+
+__all__ = ["diff", "effective", "to_yaml"]
+
+_CHANGES_MAX = 50
+
+
+def effective(value: Any) -> Any:
+    """Records as plain mappings with the file's own keys; durations as text."""
+    if is_record(type(value)):
+        kind: Any = SchedulingSection if type(value) is SchedulerConfig else type(value)
+        shown = {}
+        for name in fields_of(type(value)):
+            key = key_of(kind, name, SCHEMA)
+            each = getattr(value, name)
+            shown[key] = show_duration(each) if key != name and name.endswith("_s") else effective(each)
+        return shown
+    if isinstance(value, tuple):
+        return [effective(each) for each in value]
+    return value
+
+
+def to_yaml(cluster: Cluster) -> str:
+    """Every value, defaults too, as a cluster file."""
+    return yaml.safe_dump(effective(cluster), sort_keys=False, allow_unicode=True, width=100)
+
+
+def diff(old: Cluster, new: Cluster) -> list[str]:
+    """What a reload changes, one line each, at most 50.
+
+    Such as ``scheduling.max_queue_depth: 32 -> 64`` or ``replica node1/r0: added``.
+    Replicas are compared one by one, so that a longer list does not show as one long change.
+    """
+    lines = list(_changes("", *(_without_pools(effective(each)) for each in (old, new))))
+    before = {spec.id: spec for spec in old.replicas()}
+    after = {spec.id: spec for spec in new.replicas()}
+    lines += [f"replica {each}: removed" for each in before if each not in after]
+    lines += [f"replica {each}: added" for each in after if each not in before]
+    for each in before.keys() & after.keys():
+        lines += _changes(f"replica {each}", effective(before[each]), effective(after[each]))
+    if len(lines) > _CHANGES_MAX:
+        lines[_CHANGES_MAX:] = [f"and {len(lines) - _CHANGES_MAX} more"]
+    return lines
+
+
+def _without_pools(shown: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in shown.items() if key not in ("pools", "nodes")}
+
+
+def _changes(path: str, old: Any, new: Any) -> Iterator[str]:
+    if isinstance(old, dict) and isinstance(new, dict):
+        for key in old:
+            yield from _changes(f"{path}.{key}" if path else key, old[key], new.get(key))
+    elif old != new:
+        yield f"{path}: {old} -> {new}"
