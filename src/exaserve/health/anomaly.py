@@ -10,10 +10,13 @@ from exaserve.domain.replica import ReplicaId
 __all__ = ["AnomalyGuard"]
 
 
+_SCORE_MAX = 1e12
+
+
 class AnomalyGuard:
     """A score far below everyone's in several reports running draws all traffic to its replica. If it is wrong (in the
-    known case a clock out of step made a replica look fresh for ever) that replica drowns, so it is suspected for a while
-    and the scheduler gives it less. It is never taken out: the score may be honest.
+    known case a clock out of step made a replica look fresh for ever) that replica drowns, so it is suspected for a
+    while and the scheduler gives it less. It is never taken out: the score may be honest.
 
     Args:
         sigmas: how many standard deviations below the mean are suspect.
@@ -36,9 +39,9 @@ class AnomalyGuard:
     def observe(self, scores: Mapping[ReplicaId, float], now: float) -> set[ReplicaId]:
         """One round of scores (lower takes more traffic) of equal replicas; returns who is suspect at ``now``.
 
-        Scores that are not finite take no part. Replicas absent from ``scores`` are forgotten once their time is over.
+        Scores that are not finite (or absurd) take no part. Replicas absent from ``scores`` are forgotten once their time is over.
         """
-        finite = {replica: score for replica, score in scores.items() if math.isfinite(score)}
+        finite = {replica: score for replica, score in scores.items() if abs(score) < _SCORE_MAX}
         threshold = self._threshold(list(finite.values()))
         runs: dict[ReplicaId, int] = {}
         for replica, score in finite.items():

@@ -153,7 +153,7 @@ class HealthBook:
         self._probe_by(replica, entry, now + self.config.probe_fast_s)
         self._announce(replica, entry, now)
 
-    def probe_started(self, replica: ReplicaId, now: float) -> None:
+    def probe_started(self, replica: ReplicaId) -> None:
         """A probe is under way; the replica is not due again until :meth:`probed`."""
         entry = self._entries[replica]
         assert not entry.probing, replica

@@ -24,8 +24,10 @@ class HealthConfig:
         failure_rate_max: share of failures within ``window_s`` that ejects, once it holds ``window_min`` answers.
         window_s: length of that window; it is kept as ``window_s`` one-second sums, whatever the traffic.
         recoveries_min: successful probes in a row that end an ejection.
-        open_s: first time an ejected replica is left alone; doubles with each ejection that follows, up to ``open_max_s``.
-        open_max_s: longest time it is left alone. Short, since probing costs one token and a restart should show at once.
+        open_s: first time an ejected replica is left alone; doubles with each ejection that follows, up to
+        ``open_max_s``.
+        open_max_s: longest time it is left alone. Short, since probing costs one token and a restart should show at
+        once.
         forgive_s: healthy for this long, a replica starts again with ``open_s``.
         slow_start_s: from ``slow_start_share`` to the full share, linearly. 0 turns slow start off.
         slow_start_share: share of its normal traffic right after recovery, in (0, 1].

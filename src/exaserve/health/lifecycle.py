@@ -1,9 +1,10 @@
 """The life of a replica, as a table.
 
-Theory. A gateway knows a replica's health only from what it sees: probes that it sends and answers to clients' requests.
-Both are noisy, so one observation never moves a replica between "may take requests" and "may not"; it takes a run of them
-(:class:`HealthConfig`), in both directions. That is the hysteresis, and it lives in :class:`HealthBook`, which turns
-observations into the events below. This table says only what an event means in each state::
+Theory. A gateway knows a replica's health only from what it sees: probes that it sends and answers to clients'
+requests. Both are noisy, so one observation never moves a replica between "may take requests" and "may not"; it takes
+a run of them (:class:`HealthConfig`), in both directions. That is the hysteresis, and it lives in
+:class:`HealthBook`, which turns observations into the events below. This table says only what an event means in each
+state::
 
     UNKNOWN ──PROBED_WELL──▶ HEALTHY ◀──RAMPED── RAMPING
                                 │                 │   ▲
@@ -18,8 +19,8 @@ observations into the events below. This table says only what an event means in 
 - HALF_OPEN: still takes no client's request. Probes, which nobody waits for, decide.
 - RAMPING: back, with a share that grows, since its caches are cold and every gateway sees it empty at the same time.
 
-TRIPPED and PROBED_WELL stand for whole runs of observations. A pair that is not in the table is a bug in the caller, and
-raises. Stragglers (answers to requests placed before an ejection) are dropped before they become events.
+TRIPPED and PROBED_WELL stand for whole runs of observations. A pair that is not in the table is a bug in the caller,
+and raises. Stragglers (answers to requests placed before an ejection) are dropped before they become events.
 """
 
 from __future__ import annotations

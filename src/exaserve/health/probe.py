@@ -13,9 +13,12 @@ __all__ = ["ProbeVerdict", "judge_probe"]
 class ProbeVerdict:
     """``strikes`` is how many failed probes it counts for; 0 where it went well or says nothing."""
 
-    ok: bool
     strikes: int
     detail: str
+
+    @property
+    def ok(self) -> bool:
+        return self.strikes == 0
 
 
 def judge_probe(
@@ -32,17 +35,15 @@ def judge_probe(
         error: what went wrong below HTTP, "" if nothing.
     """
     if status is None:
-        timed_out = latency_s >= config.probe_timeout_s
+        timed_out = latency_s >= 0.99 * config.probe_timeout_s  # timers may be a millisecond early
         if timed_out and progressed:
-            return ProbeVerdict(
-                True, 0, f"busy: no answer to the probe within {config.probe_timeout_s:g} s, but working"
-            )
+            return ProbeVerdict(0, f"busy: probe unanswered for {config.probe_timeout_s:g} s, but working")
         detail = error or f"no answer within {config.probe_timeout_s:g} s"
-        return ProbeVerdict(False, 2 if timed_out else 1, detail)
+        return ProbeVerdict(2 if timed_out else 1, detail)
     if status == 429:
-        return ProbeVerdict(True, 0, "busy: 429")
+        return ProbeVerdict(0, "busy: 429")
     if not 200 <= status < 300:
-        return ProbeVerdict(False, 1, f"status {status}" + (f": {error}" if error else ""))
+        return ProbeVerdict(1, f"status {status}" + (f": {error}" if error else ""))
     if latency_s > config.probe_limit_s and not progressed:
-        return ProbeVerdict(False, 1, f"slow: {latency_s:.1f} s for one token, limit {config.probe_limit_s:g} s")
-    return ProbeVerdict(True, 0, "ok")
+        return ProbeVerdict(1, f"slow: {latency_s:.1f} s for one token, limit {config.probe_limit_s:g} s")
+    return ProbeVerdict(0, "ok")

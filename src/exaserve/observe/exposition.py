@@ -1,7 +1,8 @@
 """Prometheus text exposition 0.0.4, written directly.
 
-A gateway's scrape runs on the loop that relays tokens. Building prometheus_client metric objects costs about 5 µs a sample,
-which at 3,072 replicas would hold every stream up for a quarter of a second; joining strings costs a tenth of that.
+A gateway's scrape runs on the loop that relays tokens. Building prometheus_client metric objects costs about 5 µs a
+sample, which at 3,072 replicas would hold every stream up for a quarter of a second; joining strings costs a tenth of
+that.
 """
 
 from __future__ import annotations

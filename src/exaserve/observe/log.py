@@ -1,8 +1,8 @@
 """Structured events: one ``key=value`` line each, injected wherever something is worth telling, never global.
 
-Bounded twice: each event name may appear ``burst_max`` times per second (what is held back is counted and told later), and
-:class:`LineSink` keeps at most ``lines_max`` lines for a reader of stderr that has stopped reading, then drops and counts.
-A log must not be what stops a gateway.
+Bounded twice: each event name may appear ``burst_max`` times per second (what is held back is counted and told later),
+and :class:`LineSink` keeps at most ``lines_max`` lines for a reader of stderr that has stopped reading, then drops and
+counts. A log must not be what stops a gateway.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The gateway's own metrics. On the request path only plain ints and lists change; text is made when someone scrapes.
 
-Cardinality is bounded: per-replica series carry counters only, histograms are per model, and above ``series_max`` pairs of
-model and replica the rest shares one series named ``other``.
+Cardinality is bounded: per-replica series carry counters only, histograms are per model, and above ``series_max``
+pairs of model and replica the rest shares one series named ``other``.
 """
 
 from __future__ import annotations

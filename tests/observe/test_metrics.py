@@ -1,0 +1,137 @@
+"""Counting is right, the text is valid, and both are cheap."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import time
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from prometheus_client.parser import text_string_to_metric_families
+
+from exaserve.domain.request import Outcome, Usage
+from exaserve.observe import Family, GatewayMetrics, Histogram, labels
+
+
+def read(metrics: GatewayMetrics) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
+    text = metrics.render().decode()
+    return {
+        (sample.name, tuple(sorted(sample.labels.items()))): sample.value
+        for one in text_string_to_metric_families(text)
+        for sample in one.samples
+    }
+
+
+def test_a_request_is_counted_once_everywhere():
+    metrics = GatewayMetrics(process=False)
+    metrics.started()
+    metrics.streams(1)
+    assert (metrics.in_flight, metrics.streams_open) == (1, 1)
+    metrics.streams(-1)
+    metrics.finished("m", "r1", 200, True, Outcome.COMPLETED, 0.85, 3.0, Usage(10, 20, 4))
+    samples = read(metrics)
+    key = (("model", "m"), ("outcome", "completed"), ("replica", "r1"), ("status", "200"), ("stream", "true"))
+    assert samples["exaserve_requests_total", key] == 1
+    assert samples["exaserve_ttft_seconds_bucket", (("le", "0.85"), ("model", "m"))] == 1
+    assert samples["exaserve_ttft_seconds_bucket", (("le", "0.5"), ("model", "m"))] == 0
+    assert samples["exaserve_request_duration_seconds_sum", (("model", "m"),)] == 3.0
+    assert samples["exaserve_prompt_tokens_total", (("model", "m"),)] == 10
+    assert samples["exaserve_completion_tokens_total", (("model", "m"),)] == 20
+    assert samples["exaserve_requests_in_flight", ()] == 0
+    assert metrics.requests_by_replica() == {"r1": 1}
+    metrics.validate()
+
+
+def test_the_rest_is_counted_by_reason():
+    metrics = GatewayMetrics(process=False)
+    metrics.retried("r1", "connect")
+    metrics.refused("queue_full")
+    metrics.client_error("bad_framing")
+    metrics.without_signal("entropy", "kv_use")
+    metrics.queued(3)
+    metrics.queue_wait(0.02)
+    samples = read(metrics)
+    assert samples["exaserve_retries_total", (("replica", "r1"), ("why", "connect"))] == 1
+    assert samples["exaserve_refusals_total", (("why", "queue_full"),)] == 1
+    assert samples["exaserve_client_errors_total", (("code", "bad_framing"),)] == 1
+    assert samples["exaserve_policy_without_signal_total", (("policy", "entropy"), ("signal", "kv_use"))] == 1
+    assert samples["exaserve_queue_depth", ()] == 3
+    assert samples["exaserve_queue_wait_seconds_bucket", (("le", "0.02"),)] == 1
+
+
+def test_sources_are_asked_on_every_scrape():
+    metrics = GatewayMetrics(process=False)
+    asked = []
+
+    def source() -> list[Family]:
+        asked.append(1)
+        one = Family("exaserve_replica_up", "gauge", "x")
+        one.add(float(len(asked)), labels(replica="r1"))
+        return [one]
+
+    metrics.add_source(source)
+    read(metrics)
+    assert read(metrics)["exaserve_replica_up", (("replica", "r1"),)] == 2
+
+
+def test_cardinality_is_bounded():
+    metrics = GatewayMetrics(series_max=3, process=False)
+    for index in range(50):
+        metrics.started()
+        metrics.finished(f"m{index}", "r", 200, False, Outcome.COMPLETED, None, 0.1, None)
+    counted = metrics.requests_by_replica()
+    assert sum(counted.values()) == 50
+    assert counted["other"] == 47
+
+
+@given(st.text(max_size=30))
+def test_any_label_value_survives(value):
+    metrics = GatewayMetrics(process=False)
+    metrics.started()
+    metrics.finished(value, "r", 200, False, Outcome.COMPLETED, None, 0.1, None)
+    expected = value.encode("utf-8", "replace").decode()
+    text = metrics.render().decode()
+    found = [s.labels["model"] for f in text_string_to_metric_families(text) for s in f.samples if "model" in s.labels]
+    if "\r" not in value and all(char.isprintable() or char == "\n" for char in value):
+        assert set(found) == {expected}
+
+
+@given(st.lists(st.floats(0, 100), max_size=50))
+def test_histogram_buckets_are_cumulative_and_sum_up(seen):
+    histogram = Histogram((0.5, 1.0, 10.0))
+    for value in seen:
+        histogram.observe(value)
+    one = Family("h", "histogram", "x")
+    histogram.render(one)
+    buckets = [value for suffix, _, value in one.samples if suffix == "_bucket"]
+    assert buckets == [sum(value <= bound for value in seen) for bound in (0.5, 1.0, 10.0)] + [len(seen)]
+
+
+@pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not installed")
+@pytest.mark.may_block
+def test_promtool_has_nothing_to_say():
+    metrics = GatewayMetrics()
+    metrics.started()
+    metrics.finished("m", "r1", 200, True, Outcome.COMPLETED, 0.2, 1.0, Usage(1, 2))
+    metrics.retried("r1", "connect")
+    metrics.refused("queue_full")
+    metrics.client_error("bad_framing")
+    metrics.without_signal("entropy", "kv_use")
+    checked = subprocess.run(["promtool", "check", "metrics"], input=metrics.render(), capture_output=True, check=False)
+    assert (checked.returncode, checked.stdout + checked.stderr) == (0, b"")
+
+
+def test_the_request_path_is_cheap():
+    metrics = GatewayMetrics(process=False)
+    usage = Usage(10, 20, 3)
+
+    def batch() -> float:
+        began = time.perf_counter()
+        for _ in range(2000):
+            metrics.started()
+            metrics.finished("m", "127.0.0.1:8001", 200, True, Outcome.COMPLETED, 0.12, 1.2, usage)
+        return (time.perf_counter() - began) / 2000
+
+    assert min(batch() for _ in range(20)) < 6e-6, "the aim is 1.5 µs; the bound allows a busy machine"
