@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from exaserve.config.cluster import ClusterFile, NodeEntry, Pool, ReplicaEntry
+from exaserve.config.cluster import STARTING_KEYS, ClusterFile, NodeEntry, Pool, ReplicaEntry
 from exaserve.config.convert import unknown_choice
 from exaserve.config.document import Item, Problem
 from exaserve.config.urls import check_host, same_address, split_url
@@ -16,8 +16,6 @@ __all__ = ["check_file"]
 
 Given = Mapping[str, Item]
 
-_STARTING = ("num_replicas_per_node", "engine_args", "engine_command", "hardware", "base_port")
-"""Keys that say how replicas are started, which makes no sense for replicas that already run."""
 _REPLICAS_MAX = 100_000
 _ALL_INTERFACES = ("0.0.0.0", "::")  # noqa: S104 -- compared with, not bound
 
@@ -72,8 +70,8 @@ def _check_sections(file: ClusterFile, given: Given) -> Iterator[Problem]:
         yield _at(given, "gateway.admin_port", f"is the same as gateway.port ({gateway.port}); give it one of its own")
     times = gateway.timeouts
     for name in ("connect_s", "first_byte_s", "between_bytes_s"):
-        if getattr(times, name) > times.total_s:
-            path = f"gateway.timeouts.{name[:-2]}"
+        path = f"gateway.timeouts.{name[:-2]}"
+        if path in given and getattr(times, name) > times.total_s:
             yield _at(
                 given, path, f"is longer than gateway.timeouts.total ({times.total_s:g} s), so it would never count"
             )
@@ -118,7 +116,7 @@ def _check_node_address(node: NodeEntry, i: int, addresses: dict[str, int], give
 
 def _check_pool(pool: Pool, path: str, given: Given) -> Iterator[Problem]:
     if pool.replicas:
-        for name in _STARTING:
+        for name in STARTING_KEYS:
             if path + name in given:
                 yield _at(
                     given, path + name, f"says how replicas are started, but {path}replicas already run; keep one"

@@ -16,6 +16,7 @@ from exaserve.scheduling.config import AdmissionConfig, SchedulerConfig
 
 __all__ = [
     "SCHEMA",
+    "STARTING_KEYS",
     "Cluster",
     "ClusterFile",
     "EmulatorSettings",
@@ -25,6 +26,9 @@ __all__ = [
     "ReplicaEntry",
     "SchedulingSection",
 ]
+
+STARTING_KEYS = ("num_replicas_per_node", "engine_args", "engine_command", "hardware", "base_port")
+"""Pool keys that say how replicas are started, which has no meaning for replicas that already run."""
 
 EngineName = Literal["emulator", "vllm", "sglang", "trtllm", "llamacpp", "command"]
 

@@ -79,6 +79,8 @@ def _compose(loader: yaml.SafeLoader) -> tuple[Item | None, list[Problem]]:
             builder.problem("the file holds several documents (---); only one is read", mark)
             break
         builder.take(event)
+        if builder.too_deep:  # PyYAML's time grows with the square of the depth: do not read on
+            break
     return builder.root, builder.problems
 
 
@@ -96,6 +98,7 @@ class _Builder:
         self.root: Item | None = None
         self.problems: list[Problem] = []
         self.documents = 0
+        self.too_deep = False
         self._stack: list[_Frame] = []
         self._skip_depth = 0
 
@@ -127,10 +130,13 @@ class _Builder:
     def _open(self, value: dict[str, Item] | list[Item], mark: Any) -> None:
         path = self._here()
         item = Item(value, mark.line + 1, mark.column + 1)
-        if self._skip_depth or len(self._stack) >= DEPTH_MAX:
-            if not self._skip_depth:
-                self.problem(f"nested deeper than {DEPTH_MAX} levels", mark, path)
+        if self._skip_depth:
             self._skip_depth += 1
+            self.too_deep = self._skip_depth > DEPTH_MAX
+            return
+        if len(self._stack) >= DEPTH_MAX:
+            self.problem(f"nested deeper than {DEPTH_MAX} levels", mark, path)
+            self.too_deep = True
             return
         if self._awaits_key():
             self.problem("a key must be text; a list or mapping stands where a key belongs", mark, path)
@@ -142,10 +148,8 @@ class _Builder:
     def _close(self) -> None:
         if self._skip_depth:
             self._skip_depth -= 1
-            if not self._skip_depth and self._awaits_key():
+            if not self._skip_depth:
                 self._stack[-1].key, self._stack[-1].expects_key = None, False
-            elif not self._skip_depth:
-                self._add(Item(None, 0, 0))
         else:
             self._stack.pop()
 

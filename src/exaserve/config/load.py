@@ -69,9 +69,10 @@ def _normal(file: ClusterFile, given: dict[str, Item]) -> Cluster:
     health = file.health
     if file.scheduling.health_check_interval_s is not None:
         health = dataclasses.replace(health, probe_interval_s=file.scheduling.health_check_interval_s)
+    pools = file.pools or tuple(_top_pool(file, given))
     return Cluster(
-        nodes=_nodes(file),
-        pools=file.pools or tuple(_top_pool(file, given)),
+        nodes=_nodes(file) if any(pool.starts_replicas for pool in pools) else (),
+        pools=pools,
         scheduling=SchedulerConfig(**scheduling),
         admission=file.admission,
         health=health,

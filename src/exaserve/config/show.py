@@ -7,7 +7,7 @@ from typing import Any
 
 import yaml
 
-from exaserve.config.cluster import SCHEMA, Cluster, SchedulingSection
+from exaserve.config.cluster import SCHEMA, STARTING_KEYS, Cluster, Pool, SchedulingSection
 from exaserve.config.convert import fields_of, is_record, key_of
 from exaserve.config.scalars import show_duration
 from exaserve.scheduling.config import SchedulerConfig
@@ -25,6 +25,8 @@ def effective(value: Any) -> Any:
         for name in fields_of(type(value)):
             key = key_of(kind, name, SCHEMA)
             each = getattr(value, name)
+            if each is None or (isinstance(value, Pool) and name in STARTING_KEYS and value.replicas):
+                continue  # not set, or without meaning beside what is set
             shown[key] = show_duration(each) if key != name and name.endswith("_s") else effective(each)
         return shown
     if isinstance(value, tuple):
@@ -34,7 +36,8 @@ def effective(value: Any) -> Any:
 
 def to_yaml(cluster: Cluster) -> str:
     """Every value, defaults too, as a cluster file."""
-    return yaml.safe_dump(effective(cluster), sort_keys=False, allow_unicode=True, width=100)
+    shown = {key: value for key, value in effective(cluster).items() if value != []}
+    return yaml.safe_dump(shown, sort_keys=False, allow_unicode=True, width=100)
 
 
 def diff(old: Cluster, new: Cluster) -> list[str]:
