@@ -1,0 +1,1 @@
+"""The gateway: client protocol, upstream pool, relay, and what watches over them."""

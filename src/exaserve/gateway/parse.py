@@ -1,0 +1,366 @@
+"""Client requests off the wire: HTTP/1.1 framing, strict, without I/O.
+
+llhttp (through httptools) does the lexing and refuses bare LF, obs-fold, space before a colon, control characters, both
+framing headers at once, repeated or listed lengths and bad chunk sizes. What it leaves to the server is checked here: the
+version, ``Host``, transfer codings other than ``chunked``, and every size.
+
+A :class:`RequestReader` is fed bytes cut anywhere and puts whole :class:`Request` values into ``ready``, in order. What is
+wrong becomes a last request that carries its error, since earlier requests of the same connection are answered first.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+from httptools import HttpParserError, HttpParserUpgrade, HttpRequestParser
+
+from exaserve.config.settings import ClientLimits
+from exaserve.domain.errors import BadFraming, BodyTooLarge, ClientError, HeadersTooLarge
+
+__all__ = ["BODY", "HEAD", "IDLE", "Request", "RequestReader", "connection_options"]
+
+IDLE, HEAD, BODY = 0, 1, 2
+"""Phases of a reader: between requests, inside a request's head, inside its body."""
+
+_OVERHEAD_MAX = 1 << 20
+"""Chunk framing beyond eight times the data and this many bytes is no honest sender's."""
+
+
+class Request:
+    """One request as read. ``lines`` are its end-to-end headers, flat: name, ``: ``, value, CRLF, and so on.
+
+    Attributes:
+        method, target: as sent, bytes.
+        error: set where the request is not to be served but answered with this.
+        http11: False for HTTP/1.0: the answer is not chunked and the connection closes.
+        keep_alive: the client wants to go on after this answer.
+        expect: the client waits for ``100 Continue`` before its body.
+        length: announced body length in bytes, -1 if none.
+        content_type, session, request_id, origin, priority, deadline, authorization: values of the headers that the gateway
+            itself understands, b"" where absent.
+    """
+
+    __slots__ = (
+        "authorization", "body", "chunked", "connection", "content_type", "deadline", "error", "expect", "hosts",
+        "http11", "keep_alive", "length", "lines", "method", "origin", "priority", "request_id", "session", "target",
+        "upgrade",
+    )  # fmt: skip
+
+    def __init__(self) -> None:
+        self.method = b""
+        self.target = b""
+        self.lines: list[bytes] = []
+        self.body = b""
+        self.length = -1
+        self.hosts = 0
+        self.http11 = True
+        self.keep_alive = True
+        self.expect = self.chunked = self.upgrade = False
+        self.connection: bytes | None = None
+        self.content_type = self.session = self.request_id = self.origin = b""
+        self.priority = self.deadline = self.authorization = b""
+        self.error: ClientError | None = None
+
+
+_PLAIN, _HOST, _LENGTH, _CODING, _CONNECTION, _DROP, _EXPECT, _UPGRADE = range(8)
+_TYPE, _SESSION, _REQUEST_ID, _ORIGIN, _PRIORITY, _DEADLINE, _AUTHORIZATION = range(8, 15)
+
+_KINDS: dict[bytes, int] = {
+    b"host": _HOST,
+    b"content-length": _LENGTH,
+    b"transfer-encoding": _CODING,
+    b"connection": _CONNECTION,
+    b"expect": _EXPECT,
+    b"upgrade": _UPGRADE,
+    b"content-type": _TYPE,
+    b"x-session-id": _SESSION,
+    b"x-request-id": _REQUEST_ID,
+    b"origin": _ORIGIN,
+    b"x-priority": _PRIORITY,
+    b"x-exaserve-deadline-ms": _DEADLINE,
+    b"authorization": _AUTHORIZATION,
+    # hop by hop (RFC 9110 7.6.1): meant for us, not for the replica
+    b"keep-alive": _DROP,
+    b"proxy-connection": _DROP,
+    b"proxy-authorization": _DROP,
+    b"proxy-authenticate": _DROP,
+    b"te": _DROP,
+    b"trailer": _DROP,
+    b"http2-settings": _DROP,
+}
+# Clients spell headers in three ways; only others have to be lowered on the path.
+_KINDS |= {name.title(): kind for name, kind in _KINDS.items()}
+_SPELLINGS: dict[bytes, int] = dict(_KINDS) | dict.fromkeys(
+    (b"Accept", b"accept", b"User-Agent", b"user-agent", b"Accept-Encoding", b"accept-encoding", b"Accept-Language"),
+    _PLAIN,
+)
+_PROTECTED = frozenset({b"content-type", b"authorization", b"x-request-id"})
+"""``Connection`` cannot name these away: a hop-by-hop trick must not strip what the replica judges by."""
+
+
+def connection_options(value: bytes) -> set[bytes]:
+    """Lower-case tokens of a ``Connection`` header's value."""
+    return {token.strip().lower() for token in value.split(b",")} - {b""}
+
+
+class RequestReader:
+    """Turns one connection's bytes into requests.
+
+    Attributes:
+        ready: whole requests in the order they came.
+        phase: IDLE, HEAD or BODY of the request that is not whole yet.
+        failed: nothing more will be read: the last of ``ready`` says why.
+        waits_continue: the request being read waits for ``100 Continue``.
+    """
+
+    __slots__ = (
+        "_began", "_fed", "_feed_size", "_limits", "_parser", "_pieces", "_request", "_size", "_special_size", "failed",
+        "phase", "ready",
+    )  # fmt: skip
+
+    def __init__(self, limits: ClientLimits) -> None:
+        self._limits = limits
+        self._parser = HttpRequestParser(self)
+        self.ready: deque[Request] = deque()
+        self.phase = IDLE
+        self.failed = False
+        self._request = Request()
+        self._pieces: list[bytes] | None = None
+        self._size = 0
+        self._special_size = 0
+        self._fed = 0
+        self._feed_size = 0
+        self._began = False
+
+    @property
+    def waits_continue(self) -> bool:
+        return self.phase == BODY and self._request.expect and not self._size and not self.failed
+
+    def continued(self) -> None:
+        """``100 Continue`` has been sent."""
+        self._request.expect = False
+
+    def close(self) -> None:
+        """Breaks the cycle between this object and its parser, and forgets a half-read request."""
+        self.failed = True
+        self._pieces = None
+        self._parser = HttpRequestParser(None)
+
+    def feed(self, data: bytes) -> None:
+        """Reads on; never raises. Bytes after a failure are ignored."""
+        if self.failed:
+            return
+        self._feed_size = len(data)
+        try:
+            self._parser.feed_data(data)
+        except HttpParserUpgrade as upgrade:
+            self._without_upgrade(data[upgrade.args[0] :])
+        except HttpParserError as error:
+            if not self.failed:
+                self.fail(BadFraming(f"The request is not valid HTTP/1.1: {error}."))
+        if self.phase != IDLE and not self.failed:
+            self._check_growth(len(data))
+
+    def fail(self, error: ClientError) -> None:
+        """Ends the request being read, and reading, with ``error``."""
+        request = self._request
+        if self.phase == IDLE or (self.ready and self.ready[-1] is request):
+            request = Request()
+        request.error = error
+        request.keep_alive = False
+        self.failed = True
+        self.phase = IDLE
+        self._pieces = None
+        self.ready.append(request)
+
+    # ---- parser callbacks ---------------------------------------------------------------------------------------
+    def on_message_begin(self) -> None:
+        self._request = Request()
+        self.phase = HEAD
+        self._began = True
+        self._fed = 0
+        self._size = 0
+        self._special_size = 0
+
+    def on_url(self, url: bytes) -> None:
+        self._request.target += url
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        kind = _SPELLINGS.get(name)
+        if kind is None:
+            kind = _KINDS.get(name.lower(), _PLAIN)
+        if kind == _PLAIN:
+            self._request.lines += (name, b": ", value, b"\r\n")
+        elif self.phase == HEAD:
+            self._special(kind, name, value)
+
+    def on_headers_complete(self) -> None:
+        if self.failed:
+            return
+        request = self._request
+        parser = self._parser
+        request.method = parser.get_method()
+        version = parser.get_http_version()
+        request.keep_alive = parser.should_keep_alive()
+        if version != "1.1":
+            request.http11 = request.keep_alive = False
+            if version != "1.0" or request.chunked:
+                self.fail(BadFraming(f"HTTP/{version} is not spoken here, or not with chunked bodies; use HTTP/1.1."))
+                return
+        if request.hosts != 1 and (request.http11 or request.hosts):
+            self.fail(BadFraming("A request carries exactly one Host header."))
+            return
+        limits = self._limits
+        if self._fed + self._feed_size > limits.header_bytes_max and self._head_size() > limits.header_bytes_max:
+            self.fail(HeadersTooLarge(f"Request line and headers are limited to {limits.header_bytes_max} bytes."))
+            return
+        if len(request.lines) > 4 * limits.header_count_max:
+            self.fail(HeadersTooLarge(f"A request is limited to {limits.header_count_max} header lines."))
+            return
+        if request.length > limits.body_bytes_max:
+            self.fail(self._too_large())
+            return
+        if request.connection is not None:
+            _drop_named(request)
+        self.phase = BODY
+        self._fed = 0
+
+    def on_body(self, data: bytes) -> None:
+        if self.failed:
+            return
+        size = self._size
+        self._size = size = size + len(data)
+        if size > self._limits.body_bytes_max:
+            self.fail(self._too_large())
+        elif size == len(data):
+            self._request.body = data
+        elif self._pieces is None:
+            self._pieces = [self._request.body, data]
+        else:
+            self._pieces.append(data)
+
+    def on_message_complete(self) -> None:
+        if self.failed:
+            return
+        request = self._request
+        if request.upgrade and self._parser.should_upgrade():
+            return  # the body, if any, comes through _without_upgrade
+        self._complete(request)
+
+    # ---- the rest -----------------------------------------------------------------------------------------------
+    def _complete(self, request: Request) -> None:
+        if self._pieces is not None:
+            request.body = b"".join(self._pieces)
+            self._pieces = None
+        self.phase = IDLE
+        self.ready.append(request)
+
+    def _special(self, kind: int, name: bytes, value: bytes) -> None:
+        """A header that means something to the gateway."""
+        request = self._request
+        self._special_size += len(name) + len(value) + 4
+        if kind == _HOST:
+            request.hosts += 1
+        elif kind == _LENGTH:
+            request.length = int(value)
+        elif kind == _CONNECTION:
+            request.connection = value if request.connection is None else request.connection + b"," + value
+        elif kind == _CODING:
+            request.chunked = True
+            if value.strip().lower() != b"chunked":
+                self.fail(BadFraming("The only transfer coding understood is chunked."))
+        elif kind == _EXPECT:
+            request.expect = value.strip().lower() == b"100-continue"
+        elif kind == _UPGRADE:
+            request.upgrade = True
+        elif kind == _REQUEST_ID:
+            request.request_id = value
+        elif kind != _DROP:
+            self._noted(kind, value)
+            request.lines += (name, b": ", value, b"\r\n")
+
+    def _noted(self, kind: int, value: bytes) -> None:
+        """A header that is understood here and still the replica's to see."""
+        request = self._request
+        if kind == _TYPE:
+            request.content_type = value
+        elif kind == _SESSION:
+            request.session = value
+        elif kind == _ORIGIN:
+            request.origin = value
+        elif kind == _PRIORITY:
+            request.priority = value
+        elif kind == _DEADLINE:
+            request.deadline = value
+        elif kind == _AUTHORIZATION:
+            request.authorization = value
+
+    def _head_size(self) -> int:
+        request = self._request
+        return len(request.target) + sum(map(len, request.lines)) + self._special_size
+
+    def _too_large(self) -> BodyTooLarge:
+        return BodyTooLarge(f"Request bodies are limited to {self._limits.body_bytes_max} bytes.")
+
+    def _check_growth(self, size: int) -> None:
+        """Bounds what is held or skipped for a request that is not whole yet: endless heads, chunk frames, trailers."""
+        limits = self._limits
+        if self._began:
+            self._began = False  # this feed may begin with the end of an earlier request, so its size says nothing
+        else:
+            self._fed += size
+        if self.phase == HEAD:
+            if max(self._fed, self._head_size()) > limits.header_bytes_max:
+                self.fail(HeadersTooLarge(f"Request line and headers are limited to {limits.header_bytes_max} bytes."))
+        elif self._request.chunked and self._fed > 8 * self._size + _OVERHEAD_MAX:
+            self.fail(BadFraming("More chunk framing than data."))
+
+    def _without_upgrade(self, rest: bytes) -> None:
+        """Serves a request that asked for an upgrade as if it had not (RFC 9110 7.8 lets a server ignore it).
+
+        The parser ends such a message at its head; the body is read by a second parser that is given a plain head. The
+        connection closes after the answer, so nothing behind the body is read.
+        """
+        request = self._request
+        request.keep_alive = False
+        if self.failed:
+            return
+        if not request.upgrade:
+            self.fail(BadFraming("Tunnels are not offered here."))
+            return
+        framing = b"Transfer-Encoding: chunked\r\n" if request.chunked else b""
+        if request.length >= 0:
+            framing = b"Content-Length: %d\r\n" % request.length
+        self._parser = HttpRequestParser(_BodyOf(self))
+        self._parser.feed_data(b"POST / HTTP/1.1\r\nHost: x\r\n" + framing + b"\r\n")
+        self.feed(rest)
+
+
+class _BodyOf:
+    """Parser callbacks that hand on one message's body and ignore whatever follows it."""
+
+    def __init__(self, reader: RequestReader) -> None:
+        self._reader = reader
+        self._done = False
+
+    def on_body(self, data: bytes) -> None:
+        if not self._done:
+            self._reader.on_body(data)
+
+    def on_message_complete(self) -> None:
+        if not self._done and not self._reader.failed:
+            self._done = True
+            self._reader._complete(self._reader._request)  # noqa: SLF001 - one object in two parts
+            self._reader.failed = True
+
+
+def _drop_named(request: Request) -> None:
+    """Removes the headers that ``Connection`` names as hop by hop."""
+    assert request.connection is not None
+    if request.connection in (b"keep-alive", b"Keep-Alive", b"close"):
+        return
+    named = connection_options(request.connection) - _PROTECTED
+    lines = request.lines
+    for start in range(len(lines) - 4, -1, -4):
+        if lines[start].lower() in named:
+            del lines[start : start + 4]

@@ -1,0 +1,438 @@
+"""Connections to replicas: a keep-alive pool per replica, and the protocol that relays one answer at a time.
+
+The body of an answer is relayed as it came, chunk framing included: one receive is one send. The parser follows the framing
+only to know where the answer ends; it makes no objects for bodies.
+
+Events of a stream are passed on whole. What follows the last event's end is held until the rest arrives, so that a replica
+that dies inside an event leaves the client at a clean edge, where an error event can stand.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from typing import Protocol, cast
+from urllib.parse import urlsplit
+
+from httptools import HttpParserError, HttpParserUpgrade, HttpResponseParser
+
+from exaserve.domain.errors import ConnectFailed, ConnectionLost, InvalidResponse, ReplicaError
+from exaserve.gateway.answers import chunk
+from exaserve.gateway.usage import TAIL_BYTES
+
+__all__ = ["Endpoint", "Relay", "UpstreamConnection"]
+
+IDLE, HEAD, FIRST, SSE, RAW, LENGTH, EOF, DECODE, CLOSED = range(9)
+"""What a connection is doing: nothing; waiting for a head; waiting for an event stream's first event; relaying an event
+stream in chunks, other chunks, counted bytes, bytes up to the end of the connection, or chunks to a client that knows none.
+CLOSED is final."""
+
+_EVENT_END = (b"\n\n\r\n", b"\r\n\r\n\r\n")
+"""An event's blank line and the end of the chunk that carried it."""
+_HOLD_BYTES_MAX = 65_536
+"""An event that is longer is passed on in pieces; if it breaks, the client's connection does."""
+_HEAD_BYTES_MAX = 65_536
+_INTERIM_MAX = 8
+
+_DROP, _LENGTH, _CODING, _TYPE = 1, 2, 3, 4
+_KINDS = {
+    b"content-length": _LENGTH,
+    b"transfer-encoding": _CODING,
+    b"content-type": _TYPE,
+} | dict.fromkeys(
+    (
+        b"connection", b"keep-alive", b"proxy-connection", b"proxy-authenticate", b"te", b"trailer", b"upgrade",
+        b"x-request-id", b"x-exaserve-replica", b"access-control-allow-origin", b"access-control-allow-credentials",
+        b"access-control-expose-headers",
+    ),
+    _DROP,
+)  # fmt: skip
+_KINDS |= {name.title(): kind for name, kind in _KINDS.items()} | {b"date": 0, b"Date": 0, b"server": 0, b"Server": 0}
+
+
+class Relay(Protocol):
+    """What a connection tells the request it carries."""
+
+    active: bool
+
+    def answered(self, upstream: UpstreamConnection, rest: bytes) -> None:
+        """The head is whole; ``rest`` is what came behind it."""
+
+    def first_byte(self) -> None:
+        """The head is about to go to the client, with the first body bytes."""
+
+    def ended(self, upstream: UpstreamConnection, tail: bytes) -> None:
+        """The answer has been passed on whole; ``tail`` is its end."""
+
+    def lost(self, upstream: UpstreamConnection, error: ReplicaError) -> None:
+        """The connection broke, or what came is not HTTP."""
+
+
+class Endpoint:
+    """Where one replica listens, and the connections to it that wait for work (the last used is used next)."""
+
+    __slots__ = ("host", "host_line", "idle", "port", "replica", "replica_line", "url")
+
+    def __init__(self, replica: str, url: str) -> None:
+        parts = urlsplit(url)
+        if parts.scheme != "http" or not parts.hostname:
+            raise ConnectFailed(f"Replica {replica} has no usable address: {url!r} is not http://host:port.")
+        self.replica = replica
+        self.url = url
+        self.host = parts.hostname
+        self.port = parts.port or 80
+        self.host_line = b"Host: " + parts.netloc.rpartition("@")[2].encode("latin-1") + b"\r\n"
+        self.replica_line = b"x-exaserve-replica: " + replica.encode("latin-1", "replace") + b"\r\nx-request-id: "
+        self.idle: list[UpstreamConnection] = []
+
+
+class UpstreamConnection(asyncio.Protocol):
+    """One connection to a replica. Carries one :class:`Relay` at a time.
+
+    Attributes:
+        status, lines: of the answer whose head is whole; ``lines`` are complete end-to-end header lines, joined.
+        event_stream, length, chunked, reusable: as the answer's head says (``length`` -1 where it says nothing).
+        reused: has carried an answer before, so it may be dead without our knowing.
+        sent_at, idle_since: seconds, monotonic.
+        silent: nothing has come back since the request was sent.
+        clean: the client is at an event's and a chunk's end: an error event may follow.
+    """
+
+    __slots__ = (
+        "_buffer", "_coding_unknown", "_complete", "_decoder", "_feed", "_head", "_http11", "_interims", "_parser",
+        "_pending", "_remaining", "_surplus", "_tail", "_write", "chunked", "clean", "endpoint", "event_stream",
+        "idle_since", "length", "lines", "mode", "on_closed", "paused", "relay", "reusable", "reused", "sent_at",
+        "silent", "status", "transport",
+    )  # fmt: skip
+
+    def __init__(self, endpoint: Endpoint, on_closed: Callable[[UpstreamConnection], None]) -> None:
+        self.endpoint = endpoint
+        self.on_closed = on_closed
+        self.transport: asyncio.Transport | None = None
+        self._parser = HttpResponseParser(self)
+        self._feed: Callable[[bytes], None] = self._parser.feed_data
+        self._write: Callable[[bytes], None] = _nowhere
+        self._tail: deque[bytes] = deque(maxlen=4)
+        self.relay: Relay | None = None
+        self.mode = IDLE
+        self.reused = self.paused = False
+        self.idle_since = self.sent_at = 0.0
+        self._reset()
+
+    def _reset(self) -> None:
+        self.lines: list[bytes] = []
+        self.status = 0
+        self.length = -1
+        self.chunked = self.event_stream = self.reusable = self.clean = False
+        self._complete = self._surplus = self._coding_unknown = False
+        self._http11 = self.silent = True
+        self._interims = self._remaining = 0
+        self._buffer = self._head = self._pending = b""
+        self._decoder: _ChunkDecoder | None = None
+
+    # ---- parser callbacks ---------------------------------------------------------------------------------------
+    def on_message_begin(self) -> None:
+        if self._complete:
+            self._surplus = True
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        kind = _KINDS.get(name)
+        if kind is None:
+            kind = _KINDS.get(name.lower(), 0)
+        if kind == 0:
+            self.lines += (name, b": ", value, b"\r\n")
+        elif kind == _LENGTH:
+            self.length = int(value)
+        elif kind == _TYPE:
+            self.event_stream = value[:17].lower() == b"text/event-stream"
+            self.lines += (name, b": ", value, b"\r\n")
+        elif kind == _CODING:
+            self.chunked = value.strip().lower() == b"chunked"
+            self._coding_unknown = not self.chunked
+
+    def on_headers_complete(self) -> None:
+        self.status = self._parser.get_status_code()
+        self.reusable = self._parser.should_keep_alive()
+
+    def on_message_complete(self) -> None:
+        if self.status < 200:  # an interim answer, such as 100 or 103: the real one follows
+            self.lines = []
+            self.status = 0
+            self._interims += 1
+        else:
+            self._complete = True
+
+    # ---- asyncio.Protocol ---------------------------------------------------------------------------------------
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = cast("asyncio.Transport", transport)  # uvloop's are not subclasses
+
+    def data_received(self, data: bytes) -> None:
+        mode = self.mode
+        if mode == SSE:
+            try:
+                self._feed(data)
+            except HttpParserError as error:
+                self._invalid(error)
+                return
+            if self._pending:
+                data = self._pending + data
+                self._pending = b""
+            if self._complete:
+                self._end(data)
+            elif data.endswith(_EVENT_END):
+                self._tail.append(data)
+                self.relay.active = True  # type: ignore[union-attr]  # SSE is a mode with a relay
+                self._write(data)
+            else:
+                self._hold(data)
+        elif mode == HEAD:
+            self._head_received(data)
+        elif mode == IDLE:
+            self.abort()  # an answer to no question
+        elif mode != CLOSED:
+            self._body(data)
+
+    def eof_received(self) -> bool:
+        return False
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        mode, relay = self.mode, self.relay
+        self.mode = CLOSED
+        self._feed = _nowhere
+        self.on_closed(self)
+        if relay is None:
+            return
+        if mode == EOF and exc is None:
+            self._finish(b"0\r\n\r\n" if self._http11 else b"")
+        else:
+            relay.lost(self, ConnectionLost(f"The replica closed the connection: {exc or 'end of stream'}."))
+
+    @property
+    def ready(self) -> bool:
+        """Can carry a request now."""
+        return self.mode == IDLE
+
+    # ---- for the exchange ---------------------------------------------------------------------------------------
+    def send(self, relay: Relay, data: list[bytes], now: float) -> None:
+        """Sends a request; ``relay`` hears of its answer."""
+        assert self.transport is not None
+        assert self.mode == IDLE
+        self.relay = relay
+        self.mode = HEAD
+        self.sent_at = now
+        if len(data) == 1:
+            self.transport.write(data[0])
+        else:
+            self.transport.writelines(data)
+
+    def pass_on(
+        self, head: bytes, rest: bytes, write: Callable[[bytes], None], *, http11: bool, bodyless: bool
+    ) -> None:
+        """Relays the answer whose head has come: ``head`` (the client's) first, together with the first body bytes."""
+        self._head = head
+        self._write = write
+        self._http11 = http11
+        if bodyless:
+            self._finish(b"")
+            return
+        if self.chunked:
+            self.mode = (FIRST if self.event_stream else RAW) if http11 else DECODE
+            if not http11:
+                self._decoder = _ChunkDecoder()
+        elif self.length >= 0:
+            self.mode = LENGTH
+            self._remaining = self.length
+        else:
+            self.mode = EOF
+        if rest or self._complete:
+            self._relay_body(rest)
+
+    def pause(self) -> None:
+        """The client reads too slowly."""
+        if not self.paused and self.transport is not None and self.mode != CLOSED:
+            self.paused = True
+            self.transport.pause_reading()
+
+    def resume(self) -> None:
+        if self.paused:
+            self.paused = False
+            if self.transport is not None and self.mode != CLOSED:
+                self.transport.resume_reading()
+
+    def abort(self) -> None:
+        """Closes at once, whatever is under way; the replica sees it and drops the work."""
+        self.relay = None
+        if self.mode != CLOSED:
+            self.mode = CLOSED
+            if self.transport is not None:
+                self.transport.abort()
+
+    def recycle(self, now: float) -> bool:
+        """Makes ready for another request; False (and closed) where the connection cannot carry one."""
+        self.relay = None
+        if self.mode == CLOSED:
+            return False
+        if not self.reusable or self._surplus or not self._complete:
+            self.abort()
+            return False
+        self.resume()
+        self.mode = IDLE
+        self.reused = True
+        self.idle_since = now
+        self._tail.clear()
+        self._reset()
+        return True
+
+    # ---- inside -------------------------------------------------------------------------------------------------
+    def _head_received(self, data: bytes) -> None:
+        self.silent = False
+        try:
+            self._feed(data)
+        except HttpParserUpgrade:
+            self._invalid("it switches protocols")
+            return
+        except HttpParserError as error:
+            self._invalid(error)
+            return
+        if self._buffer:
+            data = self._buffer + data
+        if data[:1] != b"H":
+            self._invalid("it does not begin with a status line")
+        elif self._coding_unknown:
+            self._invalid("its transfer coding is not understood")
+        elif self._surplus or self._interims > _INTERIM_MAX:
+            self._invalid("more came than one answer")
+        elif self.status >= 200:
+            end = 0
+            for _ in range(self._interims + 1):
+                end = data.index(b"\r\n\r\n", end) + 4
+            self._buffer = b""
+            assert self.relay is not None
+            self.relay.answered(self, data[end:])
+        else:
+            self._buffer = data
+            if len(data) > _HEAD_BYTES_MAX:
+                self._invalid("its head is too long")
+
+    def _body(self, data: bytes) -> None:
+        """Bytes of a body, off the path of running event streams."""
+        if self.mode != EOF:
+            try:
+                self._feed(data)
+            except HttpParserError as error:
+                if not self._complete or self.mode != LENGTH:
+                    self._invalid(error)
+                    return
+                self._surplus = True
+        assert self.relay is not None
+        self.relay.active = True
+        if self._pending:
+            data = self._pending + data
+            self._pending = b""
+        self._relay_body(data)
+
+    def _relay_body(self, data: bytes) -> None:
+        mode = self.mode
+        if mode == LENGTH:
+            self._remaining -= len(data)
+            if self._remaining < 0:
+                data = data[: self._remaining]
+                self._surplus = True
+            if self._remaining <= 0:
+                self._tail.append(data)
+                self._finish(data)
+                return
+        elif mode == DECODE:
+            assert self._decoder is not None
+            data = self._decoder.feed(data)
+            if self._complete:
+                self._tail.append(data)
+                self._finish(data)
+                return
+        elif mode != EOF:
+            if self._complete:
+                self._end(data)
+                return
+            if mode == FIRST:
+                self._hold(data)
+                return
+        self._tail.append(data)
+        if mode == EOF and self._http11 and data:
+            data = chunk(data)
+        self._send(data)
+
+    def _hold(self, data: bytes) -> None:
+        """Passes on whole events and keeps the beginning of the next."""
+        cut = max(data.rfind(end) + len(end) if end in data else 0 for end in _EVENT_END)
+        if cut:
+            self.mode = SSE
+            self.clean = True
+        elif len(data) > _HOLD_BYTES_MAX:
+            self.mode = RAW
+            self.clean = False
+            cut = len(data)
+        self._pending = data[cut:]
+        if cut:
+            self._tail.append(data[:cut])
+            self._send(data[:cut])
+
+    def _end(self, data: bytes) -> None:
+        """The last bytes of a chunked body. Stray line ends behind it, which the parser forgives, are not passed on."""
+        if self._surplus:
+            self._invalid("more came than one answer")
+            return
+        core = data.rstrip(b"\r\n")
+        if core and len(data) > len(core) + 4:
+            data = core + b"\r\n\r\n"
+            self._surplus = True
+        self._tail.append(data)
+        self._finish(data)
+
+    def _send(self, data: bytes) -> None:
+        """To the client, with the head if that has not gone yet."""
+        if self._head:
+            if self.relay is not None:
+                self.relay.first_byte()
+            data = self._head + data
+            self._head = b""
+        if data:
+            self._write(data)
+
+    def _finish(self, data: bytes) -> None:
+        self._send(data)
+        relay = self.relay
+        self.relay = None
+        tail = self._tail
+        if relay is not None:
+            last = tail[-1] if tail else b""
+            relay.ended(self, last if len(last) >= TAIL_BYTES or len(tail) < 2 else b"".join(tail))
+
+    def _invalid(self, why: object) -> None:
+        relay = self.relay
+        self.abort()
+        if relay is not None:
+            relay.lost(self, InvalidResponse(f"The replica's answer is not valid HTTP: {why}."))
+
+
+class _ChunkDecoder:
+    """Takes chunk framing off a body, for clients that know none."""
+
+    def __init__(self) -> None:
+        self._pieces: list[bytes] = []
+        self._parser = HttpResponseParser(self)
+        self._parser.feed_data(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n")
+
+    def on_body(self, data: bytes) -> None:
+        self._pieces.append(data)
+
+    def feed(self, data: bytes) -> bytes:
+        """Payload in ``data``, which another parser has found valid."""
+        self._parser.feed_data(data)
+        payload = b"".join(self._pieces)
+        self._pieces.clear()
+        return payload
+
+
+def _nowhere(_data: bytes) -> None:
+    """Where bytes go that nobody waits for any more."""

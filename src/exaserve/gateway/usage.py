@@ -1,0 +1,32 @@
+"""Token counts from the end of an answer, without parsing the answer. Pure."""
+
+from __future__ import annotations
+
+import re
+
+from exaserve.domain.request import Usage
+
+__all__ = ["TAIL_BYTES", "find_usage"]
+
+TAIL_BYTES = 4096
+"""Bytes at the end of an answer that are searched. Engines put ``usage`` last, in its own event or behind the choices."""
+
+_PROMPT = re.compile(rb'"(?:prompt|input)_tokens"\s*:\s*(\d{1,12})')
+_OUTPUT = re.compile(rb'"(?:completion|output)_tokens"\s*:\s*(\d{1,12})')
+_CACHED = re.compile(rb'"(?:cached_tokens|cache_read_input_tokens)"\s*:\s*(\d{1,12})')
+
+
+def find_usage(tail: bytes) -> Usage | None:
+    """The last usage object in ``tail``, of any dialect; None where there is none with a prompt length.
+
+    Inside JSON strings quotes are escaped, so generated text cannot pass for the key.
+    """
+    at = tail.rfind(b'"usage"')
+    if at < 0:
+        return None
+    prompt = _PROMPT.search(tail, at)
+    if prompt is None:
+        return None
+    output = _OUTPUT.search(tail, at)
+    cached = _CACHED.search(tail, at)
+    return Usage(int(prompt[1]), int(output[1]) if output else 0, int(cached[1]) if cached else 0)
