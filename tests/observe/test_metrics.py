@@ -49,14 +49,12 @@ def test_the_rest_is_counted_by_reason():
     metrics.retried("r1", "connect")
     metrics.refused("queue_full")
     metrics.client_error("bad_framing")
-    metrics.without_signal("entropy", "kv_use")
     metrics.queued(3)
     metrics.queue_wait(0.02)
     samples = read(metrics)
     assert samples["exaserve_retries_total", (("replica", "r1"), ("why", "connect"))] == 1
     assert samples["exaserve_refusals_total", (("why", "queue_full"),)] == 1
     assert samples["exaserve_client_errors_total", (("code", "bad_framing"),)] == 1
-    assert samples["exaserve_policy_without_signal_total", (("policy", "entropy"), ("signal", "kv_use"))] == 1
     assert samples["exaserve_queue_depth", ()] == 3
     assert samples["exaserve_queue_wait_seconds_bucket", (("le", "0.02"),)] == 1
 
@@ -118,7 +116,6 @@ def test_promtool_has_nothing_to_say():
     metrics.retried("r1", "connect")
     metrics.refused("queue_full")
     metrics.client_error("bad_framing")
-    metrics.without_signal("entropy", "kv_use")
     checked = subprocess.run(["promtool", "check", "metrics"], input=metrics.render(), capture_output=True, check=False)
     assert (checked.returncode, checked.stdout + checked.stderr) == (0, b"")
 

@@ -174,7 +174,7 @@ class Probes:
         if changed != spec:
             target.spec = changed
             target.dialect = None
-            self._scheduler.update(changed, self._clock())
+            self._scheduler.update(changed)
             self._log.info(
                 "replica_models", replica=spec.id, models=",".join(changed.models), max_model_len=changed.max_model_len
             )

@@ -39,7 +39,8 @@ class AnomalyGuard:
     def observe(self, scores: Mapping[ReplicaId, float], now: float) -> set[ReplicaId]:
         """One round of scores (lower takes more traffic) of equal replicas; returns who is suspect at ``now``.
 
-        Scores that are not finite (or absurd) take no part. Replicas absent from ``scores`` are forgotten once their time is over.
+        Scores that are not finite (or absurd) take no part.
+        Replicas absent from ``scores`` are forgotten once their time is over.
         """
         finite = {replica: score for replica, score in scores.items() if abs(score) < _SCORE_MAX}
         threshold = self._threshold(list(finite.values()))

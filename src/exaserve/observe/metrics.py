@@ -73,7 +73,6 @@ class GatewayMetrics:
         self._retries: dict[tuple[str, str], int] = {}
         self._refusals: dict[str, int] = {}
         self._client_errors: dict[str, int] = {}
-        self._without_signal: dict[tuple[str, str], int] = {}
         self._sources: list[Callable[[], Iterable[Family]]] = []
         self._registry: CollectorRegistry | None = None
         if process:
@@ -153,11 +152,6 @@ class GatewayMetrics:
     def queue_wait(self, s: float) -> None:
         """One request waited ``s`` seconds for admission, whatever became of it."""
         self._queue_wait.observe(s)
-
-    def without_signal(self, policy: str, signal: str) -> None:
-        """A policy had to decide without ``signal`` (say ``kv_use``): it fell back, and this says so."""
-        key = (policy, signal)
-        self._without_signal[key] = self._without_signal.get(key, 0) + 1
 
     # ---- the rest -----------------------------------------------------------------------------------------------
     @property
@@ -256,10 +250,7 @@ class GatewayMetrics:
         errors = Family("exaserve_client_errors_total", "counter", "Requests that were the client's fault.")
         for code, count in self._client_errors.items():
             errors.add(count, labels(code=code))
-        blind = Family("exaserve_policy_without_signal_total", "counter", "Decisions for which a signal was unknown.")
-        for (policy, signal), count in self._without_signal.items():
-            blind.add(count, labels(policy=policy, signal=signal))
-        return [in_flight, streams, depth, wait, retries, refusals, errors, blind]
+        return [in_flight, streams, depth, wait, retries, refusals, errors]
 
 
 _RESULT_KEYS: dict[tuple[str, int, bool], str] = {

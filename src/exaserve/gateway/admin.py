@@ -1,0 +1,451 @@
+"""The admin API, on a port of its own: what the gateway knows, and the levers.
+
+=======  =============================  ===================================================================
+method   path                           what
+=======  =============================  ===================================================================
+GET      /replicas                      every replica: health, load, report, ledger, entropy by term
+POST     /replicas/{id}/drain           no new requests; those in flight go on
+POST     /replicas/{id}/undrain         back in rotation
+POST     /replicas/{id}/weight          ``{"weight": 0.5}``; 0 takes it out
+POST     /replicas/{id}/score           ``{"score": 1.5}``, ``"inf"`` (nothing at all), ``null`` (computed again)
+POST     /policy                        ``{"policy": "entropy"}``
+POST     /explain                       a hypothetical request: who is out and why, what the others cost
+GET      /config                        effective configuration
+GET      /queue                         the admission queue
+GET      /metrics, /health              as on the data port
+=======  =============================  ===================================================================
+
+Errors are ``{"error": {"message", "type", "param", "code"}}``. It can take replicas out of rotation, so beyond loopback
+a bearer token is required, and requests that a web page could have made are refused.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hmac
+import ipaddress
+import math
+import socket
+from collections.abc import Awaitable, Callable, Iterator
+from typing import Any, Literal, Protocol, TypeVar
+
+import msgspec
+import uvicorn
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from exaserve.config import Cluster
+from exaserve.config.show import effective
+from exaserve.domain.errors import ConfigError
+from exaserve.domain.replica import ReplicaId
+from exaserve.domain.request import RequestFacts
+from exaserve.gateway.core import Core
+from exaserve.gateway.gauges import entropy_terms
+from exaserve.gateway.telemetry import Telemetry
+from exaserve.health import HealthBook
+from exaserve.observe import EventLog, GatewayMetrics
+from exaserve.scheduling import Admission, ReplicaState, Scheduler, block_hashes
+
+__all__ = ["AdminServer", "Control", "build_admin"]
+
+BODY_BYTES_MAX = 1_048_576
+_T = TypeVar("_T")
+
+
+class Control(Protocol):
+    """What the admin API needs of a gateway."""
+
+    cluster: Cluster
+    log: EventLog
+    clock: Callable[[], float]
+    scheduler: Scheduler
+    admission: Admission
+    health: HealthBook
+    metrics: GatewayMetrics
+    core: Core
+    telemetry: Telemetry
+    url: str
+
+
+class _Weight(msgspec.Struct, forbid_unknown_fields=True):
+    weight: float
+
+
+class _Score(msgspec.Struct, forbid_unknown_fields=True):
+    score: float | Literal["inf"] | None
+
+
+class _Policy(msgspec.Struct, forbid_unknown_fields=True):
+    policy: str
+
+
+class _Explain(msgspec.Struct, forbid_unknown_fields=True):
+    """A hypothetical request. ``prompt`` (text) gives tokens and prefix; ``prompt_tokens`` overrides its length."""
+
+    model: str
+    prompt: str = ""
+    prompt_tokens: int | None = None
+    max_tokens: int | None = None
+    session: str | None = None
+    stream: bool = True
+
+
+class _AdminError(Exception):
+    def __init__(self, status: int, message: str, code: str, param: str | None = None) -> None:
+        super().__init__(message)
+        self.status = status
+        self.body = {
+            "error": {"message": message, "type": "invalid_request_error", "param": param, "code": code},
+        }
+
+
+def _json(value: object, status: int = 200) -> Response:
+    return Response(msgspec.json.encode(value), status, media_type="application/json")
+
+
+async def _body(request: Request, kind: type[_T]) -> _T:
+    raw = bytearray()
+    async for part in request.stream():
+        raw += part
+        if len(raw) > BODY_BYTES_MAX:
+            raise _AdminError(413, f"The body is above {BODY_BYTES_MAX} bytes.", "body_too_large")
+    try:
+        return msgspec.json.decode(raw, type=kind)
+    except msgspec.ValidationError as error:
+        message, _, where = str(error).partition(" - at `$")
+        raise _AdminError(400, f"{message}.", "invalid_body", where.rstrip("`").lstrip(".") or None) from None
+    except msgspec.DecodeError as error:
+        raise _AdminError(400, f"The body is not JSON: {error}.", "invalid_body") from None
+
+
+def _finite(value: float | None) -> float | str | None:
+    """JSON has no infinity."""
+    return "inf" if value is not None and math.isinf(value) else value
+
+
+class _Admin:
+    """The handlers."""
+
+    def __init__(self, control: Control) -> None:
+        self._control = control
+
+    def routes(self) -> list[Route]:
+        table: list[tuple[str, str, Callable[[Request], Awaitable[Response]]]] = [
+            ("GET", "/replicas", self.replicas),
+            ("POST", "/replicas/{replica:path}/drain", self.drain),
+            ("POST", "/replicas/{replica:path}/undrain", self.undrain),
+            ("POST", "/replicas/{replica:path}/weight", self.weight),
+            ("POST", "/replicas/{replica:path}/score", self.score),
+            ("GET", "/replicas/{replica:path}", self.one),
+            ("POST", "/policy", self.policy),
+            ("POST", "/explain", self.explain),
+            ("GET", "/config", self.config),
+            ("GET", "/queue", self.queue),
+            ("GET", "/metrics", self.metrics),
+            ("GET", "/health", self.alive),
+        ]
+        return [Route(path, handler, methods=[method]) for method, path, handler in table]
+
+    # ---- looking ------------------------------------------------------------------------------------------------
+    async def replicas(self, _request: Request) -> Response:
+        control = self._control
+        requests = control.metrics.requests_by_replica()
+        rows = [self._row(state, requests.get(replica, 0)) for replica, state in control.scheduler.states().items()]
+        return _json(
+            {
+                "url": control.url,
+                "policy": control.scheduler.policy_name,
+                "stopping": control.core.stopping,
+                "models": control.scheduler.models(),
+                "ready_models": control.scheduler.ready_models(),
+                "in_flight": control.core.inflight(),
+                "streams": control.metrics.streams_open,
+                "queued": len(control.admission),
+                "requests_total": control.metrics.finished_total,
+                "replicas": rows,
+            }
+        )
+
+    async def one(self, request: Request) -> Response:
+        state = self._state(request)
+        return _json(self._row(state, self._control.metrics.requests_by_replica().get(state.id, 0)))
+
+    def _row(self, state: ReplicaState, requests: int) -> dict[str, Any]:
+        control = self._control
+        now = control.clock()
+        spec = state.spec
+        health = control.health.view(state.id, now)
+        polling = control.telemetry.view(state.id)
+        report = state.last_report if state.report_fresh else None
+        return {
+            "id": state.id,
+            "url": state.url,
+            "node": spec.node,
+            "version": spec.version,
+            "models": spec.models,
+            "engine": polling.engine or spec.engine,
+            "state": health.state,
+            "state_for_s": now - health.since,
+            "reason": health.reason,
+            "eligible": state.eligible,
+            "why_not": state.why_not_eligible(),
+            "draining": state.draining,
+            "weight": state.weight,
+            "forced_score": _finite(state.forced),
+            "share": state.ramp if state.available else 0.0,
+            "suspect": state.id in control.telemetry.suspects,
+            "ejections": health.ejections,
+            "consecutive_failures": health.consecutive_failures,
+            "last_failure": health.last_failure,
+            "probe_latency_s": health.probe_latency_s,
+            "inflight": state.inflight,
+            "requests_total": requests,
+            "ledger": {
+                "pending": len(state.pending),
+                "pending_tokens": state.pending_tokens,
+                "decoding": state.decoding,
+                "kv_tokens": state.kv_own,
+                "placed_total": state.placed_total,
+            },
+            "running": report.running if report else None,
+            "waiting": report.waiting if report else None,
+            "kv_use": report.kv_use if report else None,
+            "kv_tokens_max": int(state.kv_max) or None,
+            "report_age_s": state.report_age(now),
+            "signals_missing": polling.missing,
+            "telemetry_error": polling.error,
+            "prefill_tokens_per_s": state.rate,
+            "entropy": {term: _finite(value) for term, value in entropy_terms(state, now).items()},
+        }
+
+    async def config(self, _request: Request) -> Response:
+        return _json({"config": effective(self._control.cluster)})
+
+    async def queue(self, _request: Request) -> Response:
+        admission = self._control.admission
+        deadline = admission.next_deadline()
+        return _json(
+            {
+                "queued": len(admission),
+                "size_bytes": admission.size_bytes,
+                "queue_max": admission.config.queue_max,
+                "bytes_max": admission.config.bytes_max,
+                "wait_max_s": admission.config.wait_max_s,
+                "next_deadline_in_s": None if deadline is None else deadline - self._control.clock(),
+            }
+        )
+
+    async def metrics(self, _request: Request) -> Response:
+        return Response(self._control.metrics.render(), media_type="text/plain; version=0.0.4; charset=utf-8")
+
+    async def alive(self, _request: Request) -> Response:
+        return _json({"status": "ok"})
+
+    async def explain(self, request: Request) -> Response:
+        asked = await _body(request, _Explain)
+        scheduler = self._control.scheduler
+        text = asked.prompt.encode("utf-8", "replace")
+        tokens = asked.prompt_tokens
+        if tokens is None:
+            tokens = math.ceil(len(text) / scheduler.bytes_per_token(asked.model))
+        facts = RequestFacts(
+            model=asked.model,
+            prompt_tokens=tokens,
+            output_tokens=scheduler.expected_output(asked.model, asked.max_tokens),
+            total_tokens_max=tokens + (asked.max_tokens or 0),
+            stream=asked.stream,
+            session=asked.session,
+            prefix=block_hashes(text),
+            prompt_bytes=len(text),
+        )
+        return _json(scheduler.explain(facts, self._control.clock()).as_dict() | {"prompt_tokens": tokens})
+
+    # ---- levers -------------------------------------------------------------------------------------------------
+    async def drain(self, request: Request) -> Response:
+        state = self._state(request)
+        self._control.scheduler.drain(state.id)
+        return self._did(request, state)
+
+    async def undrain(self, request: Request) -> Response:
+        state = self._state(request)
+        self._control.scheduler.undrain(state.id)
+        return self._did(request, state)
+
+    async def weight(self, request: Request) -> Response:
+        state = self._state(request)
+        asked = await _body(request, _Weight)
+        try:
+            self._control.scheduler.set_weight(state.id, asked.weight)
+        except ValueError as error:
+            raise _AdminError(400, f"{error}.", "invalid_value", "weight") from None
+        return self._did(request, state, weight=asked.weight)
+
+    async def score(self, request: Request) -> Response:
+        state = self._state(request)
+        asked = (await _body(request, _Score)).score
+        try:
+            self._control.scheduler.force_score(state.id, math.inf if asked == "inf" else asked)
+        except ValueError as error:
+            raise _AdminError(400, f"{error}.", "invalid_value", "score") from None
+        return self._did(request, state, score=asked)
+
+    async def policy(self, request: Request) -> Response:
+        asked = await _body(request, _Policy)
+        try:
+            self._control.scheduler.set_policy(asked.policy)
+        except ConfigError as error:
+            raise _AdminError(400, f"{error.message}.", "unknown_policy", "policy") from None
+        self._control.log.info("admin_change", what="policy", policy=asked.policy, client=_client(request))
+        return _json({"policy": self._control.scheduler.policy_name})
+
+    def _did(self, request: Request, state: ReplicaState, **fields: object) -> Response:
+        """Tells the log, lets queued requests have another look, and shows the replica as it is now."""
+        what = request.url.path.rsplit("/", 1)[-1]
+        self._control.log.info("admin_change", what=what, replica=state.id, client=_client(request), **fields)
+        self._control.core.wake()
+        return _json(self._row(state, self._control.metrics.requests_by_replica().get(state.id, 0)))
+
+    def _state(self, request: Request) -> ReplicaState:
+        replica = ReplicaId(request.path_params["replica"])
+        state = self._control.scheduler.states().get(replica)
+        if state is None:
+            raise _AdminError(404, f"There is no replica {replica!r}.", "replica_not_found", "replica")
+        return state
+
+
+def _client(request: Request) -> str:
+    return request.client.host if request.client else ""
+
+
+def build_admin(control: Control, token: str | None) -> Starlette:
+    """The admin API as an ASGI application; ``token`` None asks for none."""
+
+    async def refused(_request: Request, error: Exception) -> Response:
+        assert isinstance(error, _AdminError)
+        return _json(error.body, error.status)
+
+    async def not_found(request: Request, _error: Exception) -> Response:
+        return _json(_AdminError(404, f"There is no {request.url.path}.", "route_not_found").body, 404)
+
+    async def wrong_method(request: Request, _error: Exception) -> Response:
+        message = f"{request.method} does not apply to {request.url.path}."
+        return _json(_AdminError(405, message, "method_not_allowed").body, 405)
+
+    async def failed(request: Request, error: Exception) -> Response:
+        control.log.error("admin_failed", path=request.url.path, error=repr(error))
+        return _json(
+            {"error": {"message": "Internal error.", "type": "server_error", "param": None, "code": "internal_error"}},
+            500,
+        )
+
+    app = Starlette(
+        routes=_Admin(control).routes(),
+        exception_handlers={_AdminError: refused, 404: not_found, 405: wrong_method, Exception: failed},
+    )
+
+    async def guarded(scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] == "http":
+            request = Request(scope)
+            if (error := _may_not(request, token)) is not None:
+                await _json(error.body, error.status)(scope, receive, send)
+                return
+        await app(scope, receive, send)
+
+    outer = Starlette()
+    outer.mount("/", guarded)
+    return outer
+
+
+def _may_not(request: Request, token: str | None) -> _AdminError | None:
+    """Why the request is refused, or None."""
+    if token is not None:
+        scheme, _, given = request.headers.get("authorization", "").partition(" ")
+        if scheme.lower() != "bearer" or not hmac.compare_digest(given.strip().encode(), token.encode()):
+            return _AdminError(401, "The admin API needs Authorization: Bearer TOKEN.", "unauthorized")
+        return None
+    # Without a token, loopback is the only guard, and a browser on this machine is inside it.
+    if request.headers.get("origin") is not None or not _is_address(request.headers.get("host", "")):
+        return _AdminError(403, "The admin API takes no requests from web pages.", "forbidden")
+    return None
+
+
+def _is_address(host: str) -> bool:
+    name = host.rsplit(":", 1)[0] if not host.endswith("]") else host
+    name = name.strip("[]").lower()
+    if name == "localhost":
+        return True
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    return True
+
+
+def is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+class _Uvicorn(uvicorn.Server):
+    """Leaves signals to the gateway."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+class AdminServer:
+    """Serves :func:`build_admin` in the running loop."""
+
+    def __init__(self, control: Control, host: str, port: int, token: str | None) -> None:
+        self._control = control
+        self._host = host
+        self._port = port
+        self._token = token
+        self._server: _Uvicorn | None = None
+        self._task: asyncio.Task[None] | None = None
+
+    async def start(self) -> str:
+        """Listens; returns the URL. OSError where the address cannot be had, ConfigError where a token is needed."""
+        if self._token is None and not is_loopback(self._host):
+            raise ConfigError(
+                f"the admin API on {self._host} can be reached from other machines and needs a token;"
+                " give --admin-token-file, or leave it on 127.0.0.1",
+                param="gateway.admin_host",
+            )
+        bound = self._listen()
+        config = uvicorn.Config(
+            build_admin(self._control, self._token),
+            log_config=None,
+            access_log=False,
+            lifespan="off",
+            timeout_graceful_shutdown=1,
+            limit_concurrency=256,
+        )
+        self._server = _Uvicorn(config)
+        self._task = asyncio.create_task(self._server.serve(sockets=[bound]))
+        host = f"[{self._host}]" if ":" in self._host else self._host
+        return f"http://{host}:{bound.getsockname()[1]}"
+
+    def _listen(self) -> socket.socket:
+        info = socket.getaddrinfo(self._host, self._port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+        bound = socket.socket(info[0], socket.SOCK_STREAM)
+        try:
+            bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            bound.bind(info[4])
+            bound.listen(128)
+            bound.setblocking(False)  # noqa: FBT003 (the standard library's own signature)
+        except OSError:
+            bound.close()
+            raise
+        return bound
+
+    async def stop(self) -> None:
+        if self._server is not None and self._task is not None:
+            self._server.should_exit = True
+            await self._task

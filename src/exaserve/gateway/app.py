@@ -1,0 +1,321 @@
+"""The gateway process: builds everything, passes it on, takes it down again. The only place that knows all parts."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import errno
+import resource
+import signal
+import time
+from collections.abc import Callable
+from random import Random
+
+import msgspec
+
+from exaserve.config import Cluster, GatewaySettings, diff
+from exaserve.domain.errors import ConfigError
+from exaserve.domain.replica import ReplicaId, ReplicaSpec
+from exaserve.gateway.admin import AdminServer
+from exaserve.gateway.core import Core, tune_gc
+from exaserve.gateway.gauges import replica_families
+from exaserve.gateway.probes import Probes
+from exaserve.gateway.telemetry import Telemetry
+from exaserve.health import HealthBook
+from exaserve.observe import EventLog, GatewayMetrics
+from exaserve.scheduling import Admission, Scheduler
+
+__all__ = ["Gateway", "fit_to_file_limit", "serve"]
+
+BACKLOG = 4096
+"""Connections the kernel holds for us: a burst of thousands of clients must not see a retransmitted SYN."""
+LINGER_S = 0.25
+"""Between "not ready" and closing the listener, so that a load balancer that looks often enough sees it first."""
+_RELOADABLE = ("nodes", "pools", "scheduling.policy")
+
+
+class Gateway:
+    """One gateway: data plane, scheduler, telemetry, probes, admin API.
+
+    Args:
+        cluster: replicas and settings.
+        log: where events go.
+        rng: chance for the policies; seeded in tests.
+        admin_token: what the admin API asks for as a bearer token; None asks for none, on loopback only.
+        reuse_port: whether several gateways of this machine share the port.
+        clock: monotonic seconds; one clock for everything.
+    """
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        *,
+        log: EventLog,
+        rng: Random | None = None,
+        admin_token: str | None = None,
+        reuse_port: bool = False,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.cluster = cluster
+        self.log = log
+        self.clock = clock
+        self._reuse_port = reuse_port
+        settings = cluster.gateway
+        self.scheduler = Scheduler(cluster.scheduling, rng or Random())
+        self.admission = Admission(cluster.admission)
+        self.health = HealthBook(cluster.health, self._health_changed)
+        self.metrics = GatewayMetrics()
+        self.core = Core(settings, self.scheduler, self.admission, self.health, self.metrics, clock=clock)
+        self.telemetry = Telemetry(cluster.telemetry, self.scheduler, self.health, log, self.core.wake, clock)
+        self.probes = Probes(self.scheduler, self.health, log, self.core.wake, clock)
+        self.admin = AdminServer(self, settings.admin_host, settings.admin_port, admin_token)
+        self.metrics.add_source(self.telemetry.families)
+        self.metrics.add_source(lambda: replica_families(self.scheduler, self.health, self.clock()))
+        self._server: asyncio.Server | None = None
+        self._stopping: asyncio.Task[None] | None = None
+        self._ready_told = False
+        self.url = ""
+        self.admin_url = ""
+
+    # ---- life ---------------------------------------------------------------------------------------------------
+    async def start(self) -> None:
+        """Listens, adds the replicas, begins to probe and poll.
+
+        Raises:
+            ConfigError: an address is in use or not ours; nothing is left open.
+        """
+        settings = self.cluster.gateway
+        loop = asyncio.get_running_loop()
+        try:
+            self._server = await loop.create_server(
+                self.core.client_protocol,
+                settings.host,
+                settings.port,
+                backlog=BACKLOG,
+                reuse_port=self._reuse_port or None,
+            )
+        except OSError as error:
+            raise _cannot_listen(settings.host, settings.port, error, "gateway.port", "--port") from None
+        self.url = _url(settings.host, self._server.sockets[0].getsockname()[1])
+        try:
+            self.admin_url = await self.admin.start()
+        except OSError as error:
+            self._server.close()
+            raise _cannot_listen(
+                settings.admin_host, settings.admin_port, error, "gateway.admin_port", "--admin-port"
+            ) from None
+        except ConfigError:
+            self._server.close()
+            raise
+        for spec in self.cluster.replicas():
+            self._add(spec)
+        self.probes.start()
+        self.telemetry.start()
+        self.log.info(
+            "listening",
+            url=self.url,
+            admin=self.admin_url,
+            replicas=len(self.scheduler.states()),
+            policy=self.scheduler.policy_name,
+        )
+
+    async def stop(self, drain_s: float | None = None) -> None:
+        """Graceful end: not ready, then no new connections, then requests in flight for ``drain_s``, then nothing."""
+        self.core.stopping = True
+        drain_s = self.cluster.gateway.drain_s if drain_s is None else drain_s
+        began = self.clock()
+        self.log.info("stopping", inflight=self.core.inflight(), drain_s=drain_s)
+        try:
+            if drain_s > 0:
+                await asyncio.sleep(min(LINGER_S, drain_s))
+            if self._server is not None:
+                self._server.close()
+            await self.core.drain(max(0.0, drain_s - (self.clock() - began)))
+        finally:
+            if self._server is not None:
+                self._server.close()
+            cut = self.core.inflight()
+            self.telemetry.stop()
+            await self.probes.stop()
+            await self.core.close()
+            await self.admin.stop()
+            self.log.info("stopped", requests=self.metrics.finished_total, cut=cut, took_s=self.clock() - began)
+
+    # ---- membership ---------------------------------------------------------------------------------------------
+    def _add(self, spec: ReplicaSpec) -> None:
+        now = self.clock()
+        self.scheduler.add(spec, now)
+        self.probes.add(spec)
+        self.telemetry.add(spec)
+        self.health.add(spec.id, now)
+
+    def _remove(self, replica: ReplicaId) -> None:
+        self.health.remove(replica)
+        self.probes.remove(replica)
+        self.telemetry.remove(replica)
+        self.scheduler.remove(replica)
+        self.core.pool.forget(replica)
+
+    def reload(self, cluster: Cluster) -> list[str]:
+        """Takes a new cluster file: replicas come, go and change, the policy switches. Requests in flight go on.
+
+        Returns what changed, one line each. What only a restart can change is said in the log and left as it is.
+        """
+        changes = diff(self.cluster, cluster)
+        before = {spec.id: spec for spec in self.cluster.replicas()}
+        after = {spec.id: spec for spec in cluster.replicas()}
+        for replica in before.keys() - after.keys():
+            self._remove(replica)
+        for replica, spec in after.items():
+            if replica not in before:
+                self._add(spec)
+            elif spec != before[replica]:
+                self._change(before[replica], spec)
+        if cluster.scheduling.policy != self.cluster.scheduling.policy:
+            self.scheduler.set_policy(cluster.scheduling.policy)
+        for change in changes:
+            self.log.info("reload_change", change=change)
+        restart = [change for change in changes if not change.startswith(("replica ", "scheduling.strategy"))]
+        if restart:
+            self.log.warning("reload_needs_restart", settings=", ".join(each.split(":")[0] for each in restart))
+        kept = self.cluster
+        self.cluster = msgspec.structs.replace(
+            kept,
+            nodes=cluster.nodes,
+            pools=cluster.pools,
+            scheduling=dataclasses.replace(kept.scheduling, policy=cluster.scheduling.policy),
+        )
+        self.log.info("reloaded", changes=len(changes), replicas=len(after))
+        self.core.wake()
+        return changes
+
+    def _change(self, old: ReplicaSpec, spec: ReplicaSpec) -> None:
+        """Another address or engine is another replica under the old name; all else is only a new description."""
+        if (old.url, old.engine) != (spec.url, spec.engine):
+            self._remove(old.id)
+            self._add(spec)
+            return
+        if not spec.models:
+            spec = dataclasses.replace(spec, models=self.scheduler.states()[spec.id].spec.models)
+        self.scheduler.update(spec)
+        self.probes.remove(spec.id)
+        self.probes.add(spec)
+
+    def _health_changed(self, replica: ReplicaId, available: bool, reason: str, share: float) -> None:
+        state = self.scheduler.states()[replica]
+        was = state.available
+        self.scheduler.set_health(replica, available, reason, share if available else 1.0)
+        if available != was:
+            if available:
+                self.log.info("replica_up", replica=replica, why=reason, share=share)
+            else:
+                self.log.warning("replica_down", replica=replica, why=reason, inflight=state.inflight)
+                self.core.pool.forget(replica)
+            loop = asyncio.get_running_loop()
+            # Not from here: whoever reported the failure is in the middle of its own request.
+            loop.call_soon(self._after_health_change, None if available else replica)
+
+    def _after_health_change(self, down: ReplicaId | None) -> None:
+        if down is not None and (moved := self.core.evacuate(down)):
+            self.log.info("requests_moved", replica=down, count=moved)
+        ready = bool(self.scheduler.ready_models())
+        if ready != self._ready_told:
+            self._ready_told = ready
+            if ready:
+                self.log.info("ready", url=self.url, models=",".join(self.scheduler.ready_models()))
+            else:
+                self.log.warning("not_ready", why="no replica may take requests")
+        self.core.wake()
+
+
+def _url(host: str, port: int) -> str:
+    shown = {"0.0.0.0": "127.0.0.1", "::": "[::1]", "": "127.0.0.1"}.get(host, host)  # noqa: S104 (compared, not bound)
+    return f"http://{f'[{shown}]' if ':' in shown and not shown.startswith('[') else shown}:{port}"
+
+
+def _cannot_listen(host: str, port: int, error: OSError, param: str, flag: str) -> ConfigError:
+    where = f"{host}:{port}"
+    if error.errno == errno.EADDRINUSE:
+        return ConfigError(f"cannot listen on {where}: the port is in use; choose another with {flag}", param=param)
+    if error.errno == errno.EACCES:
+        return ConfigError(f"cannot listen on {where}: ports below 1024 need the right to bind them", param=param)
+    if error.errno == errno.EADDRNOTAVAIL:
+        return ConfigError(f"cannot listen on {where}: this machine does not have that address", param=param)
+    return ConfigError(f"cannot listen on {where}: {error.strerror or error}", param=param)
+
+
+def fit_to_file_limit(settings: GatewaySettings, replicas: int, log: EventLog) -> GatewaySettings:
+    """Raises the soft limit on open files to the hard one, says what it allows, and bounds client connections by it.
+
+    A request holds two files, the client's connection and a replica's; each replica two more, for telemetry and probes.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    limit = 1 << 20 if hard == resource.RLIM_INFINITY else hard
+    allowed = max(16, (limit - 64 - 2 * replicas) // 2)
+    wanted = settings.limits.connections_max
+    if allowed >= wanted:
+        log.info("file_limit", files=limit, client_connections_max=wanted)
+        return settings
+    log.warning("file_limit", files=limit, client_connections_max=allowed, wanted=wanted, repair="raise ulimit -n")
+    return msgspec.structs.replace(settings, limits=msgspec.structs.replace(settings.limits, connections_max=allowed))
+
+
+async def serve(
+    cluster: Cluster,
+    *,
+    log: EventLog,
+    load: Callable[[], Cluster] | None = None,
+    ready: Callable[[Gateway], None] | None = None,
+    admin_token: str | None = None,
+    reuse_port: bool = False,
+) -> None:
+    """Runs a gateway until SIGTERM or SIGINT; a second one ends it at once. SIGHUP reloads by ``load``.
+
+    Args:
+        load: reads the cluster again, raising ConfigError where it is wrong (then the old one is kept).
+        ready: called once when the gateway listens.
+    """
+    settings = fit_to_file_limit(cluster.gateway, len(cluster.replicas()), log)
+    cluster = msgspec.structs.replace(cluster, gateway=settings)
+    gateway = Gateway(cluster, log=log, admin_token=admin_token, reuse_port=reuse_port)
+    loop = asyncio.get_running_loop()
+    await gateway.start()
+    stop = asyncio.Event()
+    force = asyncio.Event()
+
+    def on_stop() -> None:
+        (force if stop.is_set() else stop).set()
+
+    def on_reload() -> None:
+        if load is None:
+            log.warning("reload_ignored", why="started without a cluster file")
+            return
+        try:
+            gateway.reload(load())
+        except ConfigError as error:
+            log.error("reload_failed", error=error.message, kept="the configuration in use")
+
+    for number, handler in ((signal.SIGTERM, on_stop), (signal.SIGINT, on_stop), (signal.SIGHUP, on_reload)):
+        loop.add_signal_handler(number, handler)
+    try:
+        tune_gc()
+        if ready is not None:
+            ready(gateway)
+        await stop.wait()
+    finally:
+        await _stop(gateway, force)
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            loop.remove_signal_handler(number)
+
+
+async def _stop(gateway: Gateway, force: asyncio.Event) -> None:
+    stopping = asyncio.create_task(gateway.stop())
+    forced = asyncio.create_task(force.wait())
+    await asyncio.wait({stopping, forced}, return_when=asyncio.FIRST_COMPLETED)
+    if not stopping.done():
+        gateway.log.warning("stop_forced", inflight=gateway.core.inflight())
+        stopping.cancel()
+    forced.cancel()
+    await asyncio.gather(stopping, forced, return_exceptions=True)
