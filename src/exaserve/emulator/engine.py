@@ -22,7 +22,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from enum import Enum
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from exaserve.emulator.blocks import BlockPool
 from exaserve.perfmodel import EngineProfile
@@ -62,10 +62,10 @@ class Request:
     __slots__ = (
         "alloc_tick",
         "base_tick",
-        "finish_tick",
-        "emitted",
         "cached_tokens",
         "computed",
+        "emitted",
+        "finish_tick",
         "finished_at",
         "first_token_at",
         "hashes",
@@ -88,7 +88,7 @@ class Request:
         output_tokens: int,
         reason: FinishReason = FinishReason.LENGTH,
         hashes: Sequence[int] = (),
-        tag: object = None,
+        tag: Any = None,
     ) -> None:
         self.prompt_tokens = prompt_tokens
         self.output_tokens = output_tokens
