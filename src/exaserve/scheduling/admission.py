@@ -131,9 +131,7 @@ class Admission:
             self._forget(ticket)
         return over
 
-    def dispatch(
-        self, now: float, place: Callable[[RequestFacts], Placement | Refusal]
-    ) -> list[tuple[Ticket, Placement]]:
+    def dispatch(self, place: Callable[[RequestFacts], Placement | Refusal]) -> list[tuple[Ticket, Placement]]:
         """Place what can be placed, in order, until each model's next ticket is refused."""
         placed: list[tuple[Ticket, Placement]] = []
         for model in list(self._lanes):

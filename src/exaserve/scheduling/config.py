@@ -24,6 +24,8 @@ class SchedulerConfig:
         foreign_share: share of requests on the replicas that this gateway did not place, above which it samples
             instead of scanning, 0..1: several gateways with the same picture must not choose the same minimum (X2).
         tie_s: costs closer than this are equal, seconds, and equals take turns.
+        tie_share: likewise, as a share of the cost. Wider spreads an idle pool's work, narrower follows small
+            differences.
         prefill_tokens_per_s: assumed until first bytes or a calibration say better.
         prior_busy_s: weight of that assumption, seconds of observed prefill that count as much as it does.
         learn_window_s: seconds of observed prefill after which an observation has lost half its weight.
@@ -50,8 +52,9 @@ class SchedulerConfig:
     memory_size: int = 4
     foreign_share: float = 0.25
     tie_s: float = 0.001
+    tie_share: float = 0.03
     prefill_tokens_per_s: float = 8_000.0
-    prior_busy_s: float = 0.5
+    prior_busy_s: float = 0.25
     learn_window_s: float = 10.0
     decode_weight: float = 0.5
     decode_seq_s: float = 0.01

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["ModelStats"]
+__all__ = ["ModelStats", "PrefillRate"]
 
 _BYTES_PER_TOKEN = 4.0
 """Start value; English text on common tokenizers has 3.5 to 4.5 (published for GPT and Llama vocabularies)."""
@@ -10,6 +10,42 @@ _OUTPUT_TOKENS = 200.0
 """Start value for answers without a known bound; public chat traces have means of 100 to 300."""
 _STEP = 0.05
 """Weight of one new observation: about the last 40 answers count."""
+
+
+class PrefillRate:
+    """Prompt tokens per second of prefill, from observations that fade; starts from an assumption.
+
+    A replica's own rate leans on its peers' (``prior``), so that one that has served nothing yet is taken to be as
+    fast as they are: it would otherwise never be tried while a peer has proved faster than the default.
+
+    Args:
+        prior: the rate to assume, tokens/s, or the peers' rate.
+        prior_s: weight of the prior, in seconds of observation.
+        window_s: seconds of observation after which an observation has lost half its weight.
+    """
+
+    __slots__ = ("_prior", "_prior_s", "_seconds", "_tokens", "_window_s")
+
+    def __init__(self, prior: float | PrefillRate, prior_s: float, window_s: float) -> None:
+        self._prior = prior
+        self._prior_s = prior_s
+        self._window_s = window_s
+        self._tokens = 0.0
+        self._seconds = 0.0
+
+    def observe(self, tokens: int, took_s: float) -> None:
+        keep = 0.5 ** min(took_s / self._window_s, 60.0)
+        self._tokens = self._tokens * keep + tokens
+        self._seconds = self._seconds * keep + took_s
+        if isinstance(self._prior, PrefillRate):
+            self._prior.observe(tokens, took_s)
+
+    @property
+    def value(self) -> float:
+        """Tokens per second, between 1 and 1e9."""
+        prior = self._prior.value if isinstance(self._prior, PrefillRate) else self._prior
+        rate = (self._tokens + prior * self._prior_s) / max(self._seconds + self._prior_s, 1e-6)
+        return min(max(rate, 1.0), 1e9)
 
 
 class ModelStats:

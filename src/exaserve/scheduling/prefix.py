@@ -10,7 +10,7 @@ and the old one is dropped. That is LRU to within one generation, with no bookke
 
 from __future__ import annotations
 
-__all__ = ["BLOCK_BYTES", "BLOCKS_MAX", "PrefixIndex", "block_hashes"]
+__all__ = ["BLOCKS_MAX", "BLOCK_BYTES", "PrefixIndex", "block_hashes"]
 
 BLOCK_BYTES = 512
 """Prompt text per block, bytes: about 128 tokens, eight of vLLM's 16-token blocks. Smaller finds more, costs more."""
@@ -19,7 +19,7 @@ BLOCKS_MAX = 256
 
 
 def block_hashes(text: bytes) -> tuple[int, ...]:
-    """Chained 64-bit hashes of the whole leading blocks of ``text``, shallowest first; the last partial block is dropped.
+    """Chained 64-bit hashes of the whole leading blocks of ``text``, shallowest first; a partial block is dropped.
 
     Values are comparable inside one process only (Python's keyed hash, so a client cannot craft collisions).
     """
@@ -55,8 +55,7 @@ class PrefixIndex:
         current, previous = self._current, self._previous
         levels: list[tuple[int, int]] = []
         bits = -1
-        depth = 0
-        for block in prefix:
+        for depth, block in enumerate(prefix):
             found = current.get(block, 0) | previous.get(block, 0)
             shared = bits & found
             if shared != bits and depth:
@@ -64,10 +63,9 @@ class PrefixIndex:
             if not shared:
                 break
             bits = shared
-            depth += 1
         else:
-            if depth:
-                levels.append((depth, bits))
+            if prefix:
+                levels.append((len(prefix), bits))
         levels.reverse()
         return levels
 

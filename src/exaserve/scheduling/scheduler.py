@@ -16,8 +16,8 @@ from exaserve.domain.request import Outcome, RequestFacts, Usage
 from exaserve.scheduling.config import SchedulerConfig
 from exaserve.scheduling.entropy import cost, literal_score, terms
 from exaserve.scheduling.filters import why_not
+from exaserve.scheduling.learning import ModelStats, PrefillRate
 from exaserve.scheduling.ledger import ReplicaState
-from exaserve.scheduling.learning import ModelStats
 from exaserve.scheduling.placement import Candidate, Explanation, Placement, Refusal, RefusalReason
 from exaserve.scheduling.policies import POLICIES, Policy, PolicyContext
 from exaserve.scheduling.pool import Pool
@@ -45,6 +45,7 @@ class Scheduler:
         self._pools: dict[str, Pool] = {}
         self._prefix = PrefixIndex(config.prefix_entries_max)
         self._next_index = 0
+        self._peers: dict[tuple[str, tuple[str, ...]], PrefillRate] = {}
         self._context = PolicyContext(config=config, rng=rng, prefix=self._prefix)
         self._policy: Policy
         self.set_policy(config.policy)
@@ -55,12 +56,12 @@ class Scheduler:
         """Add a replica; it takes requests once :meth:`set_health` says so. ValueError where its id is taken."""
         if spec.id in self._states:
             raise ValueError(f"replica {spec.id!r} is already known")
-        state = ReplicaState(spec, self.config, now, self._take_index())
+        state = ReplicaState(spec, self.config, now, self._take_index(), self._peers_of(spec))
         self._states[spec.id] = state
         for model in spec.models:
             self._join(model, state)
 
-    def update(self, spec: ReplicaSpec, now: float) -> None:
+    def update(self, spec: ReplicaSpec) -> None:
         """Take a replica's new description (models, weight, limits); its ledger and learned speed stay."""
         state = self._states[spec.id]
         before = set(state.spec.models)
@@ -72,7 +73,7 @@ class Scheduler:
                 self._join(model, state)
         self._changed(state)
 
-    def remove(self, replica: ReplicaId, now: float) -> None:
+    def remove(self, replica: ReplicaId) -> None:
         """Forget a replica. Its placements in flight can still be released."""
         state = self._states.pop(replica)
         state.removed = True
@@ -90,6 +91,14 @@ class Scheduler:
     def ready_models(self) -> tuple[str, ...]:
         """Names that at least one replica may take requests for; sorted."""
         return tuple(sorted(name for name, pool in self._pools.items() if pool.eligible))
+
+    def _peers_of(self, spec: ReplicaSpec) -> PrefillRate:
+        """The shared rate of replicas that serve the same models with the same engine."""
+        key = (spec.engine, spec.models)
+        if key not in self._peers:
+            config = self.config
+            self._peers[key] = PrefillRate(config.prefill_tokens_per_s, config.prior_busy_s, config.learn_window_s)
+        return self._peers[key]
 
     def _take_index(self) -> int:
         """A bit of its own in the prefix index; never reused while the index may still hold the old owner's bits."""
@@ -188,9 +197,9 @@ class Scheduler:
             state.set_penalty()
 
     def report(self, report: Report, now: float) -> None:
-        """Take a replica's telemetry. Older than the one held, or of an unknown replica: ignored."""
+        """Take a replica's telemetry. Stale, older than the one held, or of an unknown replica: ignored."""
         state = self._states.get(report.replica)
-        if state is None:
+        if state is None or now - report.taken_at > self.config.report_stale_s:
             return
         mean = 512.0
         if state.spec.models and (pool := self._pools.get(state.spec.models[0])):
@@ -223,9 +232,7 @@ class Scheduler:
 
     # -- requests --------------------------------------------------------------------------------------------------
 
-    def place(
-        self, facts: RequestFacts, now: float, exclude: Collection[ReplicaId] = ()
-    ) -> Placement | Refusal:
+    def place(self, facts: RequestFacts, now: float, exclude: Collection[ReplicaId] = ()) -> Placement | Refusal:
         """Choose a replica and charge its ledger, in one step. ``exclude``: replicas already tried."""
         pool = self._pools.get(facts.model)
         if pool is None:
@@ -256,9 +263,7 @@ class Scheduler:
         """The first body byte of a streamed answer arrived."""
         placement.state.first_token(placement, now)
 
-    def release(
-        self, placement: Placement, now: float, outcome: Outcome, usage: Usage | None = None
-    ) -> None:
+    def release(self, placement: Placement, now: float, outcome: Outcome, usage: Usage | None = None) -> None:
         """Give back what ``placement`` holds. Exactly once; AssertionError on a second call."""
         placement.state.release(placement, now, outcome)
         pool = self._pools.get(placement.model)

@@ -46,9 +46,7 @@ class PolicyContext:
 
 
 class Policy(Protocol):
-    def pick(
-        self, pool: Pool, facts: RequestFacts, now: float, exclude: Collection[ReplicaId]
-    ) -> Choice | None:
+    def pick(self, pool: Pool, facts: RequestFacts, now: float, exclude: Collection[ReplicaId]) -> Choice | None:
         """One of ``pool.eligible`` that passes the filters and is not in ``exclude``, or None where there is none."""
         ...
 

@@ -51,7 +51,7 @@ class ConsistentHash:
 
 
 class Hybrid:
-    """Home on the ring while it is not busier than the better of two random ones by more than the bound; else that one."""
+    """Home on the ring while it is at most the bound busier than the better of two random ones; else that one."""
 
     __slots__ = ("_bound", "_context", "_two")
 

@@ -54,7 +54,7 @@ class Entropy:
             # The whole sample was full: look at everybody before refusing.
             choice = self._scan(eligible, facts, now, exclude)
         if sampled:
-            self._remember(pool, states, facts, now, choice)
+            self._remember(pool, states, choice)
         return choice
 
     def _scan(
@@ -63,6 +63,8 @@ class Entropy:
         """The cheapest of ``states`` that passes the filters; of equals, the first. One pass, nothing allocated."""
         config = self._context.config
         tie_s, depth_max, steep_s = config.tie_s, config.queue_depth_max, config.memory_steep_s
+        keep = 1.0 - config.tie_share
+        below = math.inf
         tokens = float(facts.prompt_tokens) or 1.0
         need = facts.prompt_tokens + facts.output_tokens
         best: ReplicaState | None = None
@@ -77,7 +79,7 @@ class Entropy:
             if backlog > tokens:
                 drained = (now - state.drain_at) * state.rate
                 head = state.head_tokens
-                backlog -= drained if drained < head else head
+                backlog -= min(head, drained)
             work = backlog * state.inv_rate + state.decode_s
             if state.foreign_tokens:
                 work += max(0.0, state.foreign_tokens * state.inv_rate - (now - state.last_report.taken_at))  # type: ignore[union-attr]  # foreign tokens come from a report
@@ -89,8 +91,9 @@ class Entropy:
                 work += steep_s * over * over
             if state.special:
                 work = cost(state, facts, 0.0, now)
-            if work < least - tie_s:
+            if work < below:
                 best, least = state, work
+                below = work * keep - tie_s
         return None if best is None else Choice(best, least, 0)
 
     def _scan_cached(
@@ -119,9 +122,7 @@ class Entropy:
                 best, least = Choice(state, work, int(cached)), work
         return best or found
 
-    def _sample(
-        self, pool: Pool, facts: RequestFacts, levels: list[tuple[int, int]]
-    ) -> list[ReplicaState]:
+    def _sample(self, pool: Pool, facts: RequestFacts, levels: list[tuple[int, int]]) -> list[ReplicaState]:
         """Random replicas, the last decision's runners-up, prefix holders, and the session's home."""
         config, random = self._context.config, self._context.rng.random
         eligible = pool.eligible
@@ -152,8 +153,6 @@ class Entropy:
         self,
         pool: Pool,
         states: Sequence[ReplicaState],
-        facts: RequestFacts,
-        now: float,
         choice: Choice | None,
     ) -> None:
         """Keep the least backlogged that were not chosen for the next decision."""

@@ -52,4 +52,3 @@ class LeastLoaded:
         ties = [s for s, load in zip(states, loads, strict=True) if load == least]
         self._turn += 1
         return Choice(ties[self._turn % len(ties)], 0.0, 0)
-

@@ -1,0 +1,147 @@
+"""The waiting queue: bounds, order, fairness, deadlines; and properties under any order of events."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.scheduling.conftest import Build, facts
+
+from exaserve.domain.errors import QueueFull
+from exaserve.domain.request import RequestFacts
+from exaserve.scheduling import Admission, AdmissionConfig, Placement, Refusal, RefusalReason, Ticket
+
+REFUSED = Refusal(RefusalReason.SATURATED, "full")
+
+
+def order(admission: Admission, build: Build) -> list[object]:
+    scheduler = build(1, queue_depth_max=1000)
+    return [t.waiter for t, _ in admission.dispatch(lambda f: scheduler.place(f, 0.0))]
+
+
+def test_first_come_first_served(build: Build) -> None:
+    admission = Admission(AdmissionConfig())
+    for k in range(5):
+        admission.offer(facts(), k, k)
+    assert order(admission, build) == [0, 1, 2, 3, 4]
+    assert len(admission) == 0
+
+
+def test_priority_goes_first(build: Build) -> None:
+    admission = Admission(AdmissionConfig())
+    for k, priority in enumerate([0, -5, 3, 0, 3]):
+        admission.offer(facts(priority=priority), 0.0, k)
+    assert order(admission, build) == [2, 4, 0, 3, 1]
+
+
+def test_tenants_take_turns(build: Build) -> None:
+    admission = Admission(AdmissionConfig())
+    for k in range(4):
+        admission.offer(facts(tenant="greedy"), 0.0, f"g{k}")
+    admission.offer(facts(tenant="small"), 0.0, "s0")
+    assert order(admission, build) == ["g0", "s0", "g1", "g2", "g3"]
+
+
+def test_one_model_without_room_does_not_block_another(build: Build) -> None:
+    scheduler = build(1)
+    admission = Admission(AdmissionConfig())
+    admission.offer(facts(model="full"), 0.0, "full")
+    admission.offer(facts(), 0.0, "fits")
+
+    def place(f: RequestFacts) -> Placement | Refusal:
+        return REFUSED if f.model == "full" else scheduler.place(f, 0.0)
+
+    assert [t.waiter for t, _ in admission.dispatch(place)] == ["fits"]
+    assert len(admission) == 1
+    admission.validate()
+
+
+def test_bounds_in_tickets_bytes_and_share() -> None:
+    admission = Admission(AdmissionConfig(queue_max=4, bytes_max=100, tenant_share=0.5, retry_after_s=7))
+    admission.offer(facts(tenant="a"), 0.0, 0, 60)
+    with pytest.raises(QueueFull) as caught:
+        admission.offer(facts(tenant="b"), 0.0, 1, 50)
+    assert caught.value.retry_after_s == 7
+    assert caught.value.status == 429
+    admission.offer(facts(tenant="b"), 0.0, 1)
+    admission.offer(facts(tenant="a"), 0.0, 2)
+    with pytest.raises(QueueFull, match="share"):
+        admission.offer(facts(tenant="a"), 0.0, 3)
+    admission.offer(facts(tenant="c"), 0.0, 3)
+    with pytest.raises(QueueFull, match="full"):
+        admission.offer(facts(tenant="d"), 0.0, 4)
+    admission.validate()
+
+
+def test_alone_a_tenant_may_fill_the_queue() -> None:
+    admission = Admission(AdmissionConfig(queue_max=4))
+    for k in range(4):
+        admission.offer(facts(tenant="a"), 0.0, k)
+    assert len(admission) == 4
+
+
+def test_deadlines_and_cancel() -> None:
+    admission = Admission(AdmissionConfig(wait_max_s=10.0))
+    first = admission.offer(facts(), 0.0, "a")
+    gone = admission.offer(facts(), 1.0, "b", 5)
+    short = admission.offer(facts(), 2.0, "c", wait_max_s=1.0)
+    longer = admission.offer(facts(), 2.0, "d", wait_max_s=99.0)
+    admission.cancel(gone)
+    admission.cancel(gone)
+    assert admission.size_bytes == 0
+    assert admission.next_deadline() == 3.0
+    assert admission.expired(2.9) == []
+    assert admission.expired(10.0) == [first, short]
+    assert longer.deadline == 12.0
+    assert len(admission) == 1
+    admission.validate()
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from(["offer", "cancel", "dispatch", "expire", "wait"]),
+            st.integers(0, 2),
+            st.integers(-1, 1),
+            st.integers(0, 30),
+        ),
+        max_size=80,
+    )
+)
+def test_any_order_of_events_keeps_the_books(events: list[tuple[str, int, int, int]]) -> None:
+    admission = Admission(AdmissionConfig(queue_max=6, bytes_max=100, wait_max_s=5.0))
+    now, room = 0.0, 0
+    live: list[Ticket] = []
+    left: set[int] = set()
+
+    def place(f: RequestFacts) -> Placement | Refusal:
+        nonlocal room
+        if room <= 0:
+            return REFUSED
+        room -= 1
+        return object.__new__(Placement)
+
+    for kind, who, priority, size in events:
+        if kind == "offer":
+            try:
+                live.append(
+                    admission.offer(facts(model=f"m{who}", tenant=f"t{who}", priority=priority), now, len(live), size)
+                )
+            except QueueFull:
+                assert len(admission) == 6 or admission.size_bytes + size > 100 or len(admission) >= 3
+        elif kind == "cancel" and live:
+            admission.cancel(live[size % len(live)])
+            left.add(size % len(live))
+        elif kind == "dispatch":
+            room = who
+            for ticket, _ in admission.dispatch(place):
+                assert ticket.waiter not in left
+                left.add(ticket.waiter)  # type: ignore[arg-type]
+        elif kind == "expire":
+            for ticket in admission.expired(now):
+                assert ticket.waiter not in left
+                left.add(ticket.waiter)  # type: ignore[arg-type]
+        else:
+            now += size / 10
+        admission.validate()
+        assert len(admission) == len(live) - len(left)
