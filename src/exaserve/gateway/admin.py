@@ -116,7 +116,8 @@ async def _body(request: Request, kind: type[_T]) -> _T:
         return msgspec.json.decode(raw, type=kind)
     except msgspec.ValidationError as error:
         message, _, where = str(error).partition(" - at `$")
-        raise _AdminError(400, f"{message}.", "invalid_body", where.rstrip("`").lstrip(".") or None) from None
+        field = where.rstrip("`").lstrip(".") or (message.split("`")[1] if " field `" in message else None)
+        raise _AdminError(400, f"{message}.", "invalid_body", field) from None
     except msgspec.DecodeError as error:
         raise _AdminError(400, f"The body is not JSON: {error}.", "invalid_body") from None
 

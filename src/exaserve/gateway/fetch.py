@@ -7,9 +7,11 @@ caller gives a callback, which is always called exactly once, within the time li
 from __future__ import annotations
 
 import asyncio
+import errno
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import cast
 from urllib.parse import urlsplit
 
 import httptools
@@ -96,7 +98,7 @@ class Fetcher:
         loop = asyncio.get_running_loop()
         try:
             _, connection = await loop.create_connection(lambda: _Connection(self), self._host, self._port)
-        except OSError as error:
+        except (OSError, UnicodeError) as error:
             self._connecting = None
             self._finish(None, b"", _connect_error(error), drop=True)
             return
@@ -155,8 +157,7 @@ class _Connection(asyncio.Protocol):
         self._heard = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        self._transport = cast("asyncio.Transport", transport)  # uvloop's does not inherit from asyncio's
 
     def send(self, request: bytes) -> None:
         self._parser = httptools.HttpResponseParser(self)
@@ -218,8 +219,18 @@ class _Connection(asyncio.Protocol):
         self.abort()
 
 
-def _connect_error(error: OSError) -> str:
-    return f"cannot connect: {error.strerror or error}"
+def _connect_error(error: Exception) -> str:
+    """Short, and the same for each address of a name, so that a repeated failure reads as one."""
+    if isinstance(error, OSError) and error.errno in _CONNECT_ERRORS:
+        return f"cannot connect: {_CONNECT_ERRORS[error.errno]}"
+    return f"cannot connect: {error}"
+
+
+_CONNECT_ERRORS = {
+    errno.ECONNREFUSED: "refused",
+    errno.EHOSTUNREACH: "no route to the host",
+    errno.ENETUNREACH: "network unreachable",
+}
 
 
 async def fetch(

@@ -175,7 +175,7 @@ class Probes:
             target.spec = changed
             target.dialect = None
             self._scheduler.update(changed)
-            self._log.info(
+            self._log.debug(
                 "replica_models", replica=spec.id, models=",".join(changed.models), max_model_len=changed.max_model_len
             )
             self._on_models()
