@@ -1,0 +1,258 @@
+"""A whole cluster on this machine: replicas as child processes, then a gateway in front of them.
+
+Order is everything. Addresses are checked before anything starts, so that the field at fault can be named. Replicas
+are ready when they have answered a completion of one token, not when a port is open. The gateway is a child of its own:
+it gets a core, and its end is seen like any other's. Whatever happens, :meth:`LocalCluster.stop` ends all of them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Self
+
+import httpx
+
+from exaserve.cli.addresses import check_addresses, shown_url
+from exaserve.cli.commands import EXASERVE, process_commands
+from exaserve.cli.processes import Child, stop_all
+from exaserve.config import Cluster, to_yaml
+from exaserve.domain.errors import ConfigError, ExaServeError
+from exaserve.domain.replica import ReplicaSpec
+
+__all__ = ["LocalCluster", "StartFailed", "Step"]
+
+EMULATOR_START_S = 60.0
+ENGINE_START_S = 1800.0
+"""Large models take long to load from a shared file system."""
+GATEWAY_START_S = 30.0
+STOP_GRACE_S = 5.0
+_PROBE_TIMEOUT_S = 10.0
+_PROBES_AT_ONCE = 32
+_PAUSE_MIN_S, _PAUSE_MAX_S = 0.05, 1.0
+
+
+class StartFailed(ExaServeError):
+    """A process of the cluster did not come up."""
+
+    fault = "operator"
+    code = "start_failed"
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """Progress of a start: ``done`` of ``total`` replicas answer."""
+
+    text: str
+    done: int
+    total: int
+
+
+class LocalCluster:
+    """Starts and stops the processes of one cluster.
+
+    Args:
+        cluster: what to run; its replicas must be on this machine, or already running.
+        config_path: the file it came from, if unchanged: the gateway then reads it again on SIGHUP.
+        on_step: told of progress.
+        on_line: given every line of the children's output, as (name, line).
+    """
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        *,
+        config_path: str | None = None,
+        on_step: Callable[[Step], None] | None = None,
+        on_line: Callable[[str, str], None] | None = None,
+    ) -> None:
+        self.cluster = cluster
+        self.url = shown_url(cluster.gateway.host, cluster.gateway.port)
+        self.admin_url = shown_url(cluster.gateway.admin_host, cluster.gateway.admin_port)
+        self._config_path = config_path
+        self._tell = on_step
+        self._on_line = on_line
+        self._children: list[Child] = []
+        self._starting: set[asyncio.Task[Child]] = set()
+        self._memory_file: int | None = None
+
+    @property
+    def children(self) -> Sequence[Child]:
+        """Every process, the gateway last."""
+        return tuple(self._children)
+
+    async def __aenter__(self) -> Self:
+        try:
+            await self.start()
+        except BaseException:
+            await self.stop()
+            raise
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.stop()
+
+    async def start(self) -> None:
+        """Returns when the gateway serves a completion.
+
+        Raises:
+            ConfigError: an address is in use or not of this machine.
+            StartFailed: a process ended or did not answer in time.
+        """
+        replicas = self.cluster.replicas()
+        if not replicas:
+            raise ConfigError(
+                "there are no replicas: give the cluster file a model, or replicas with URLs", param="replicas"
+            )
+        check_addresses(self.cluster)
+        self._step(Step("starting replicas", 0, len(replicas)))
+        for name, argv, env in process_commands(self.cluster):
+            await self._launch(name, argv, env=env)
+        await self._until_answering(replicas)
+        self._step(Step("starting the gateway", len(replicas), len(replicas)))
+        argv = [*EXASERVE, "gateway", "--config", self._gateway_config()]
+        await self._launch("gateway", argv, pass_fds=() if self._memory_file is None else (self._memory_file,))
+        await self._until_gateway_serves()
+
+    async def stop(self, grace_s: float = STOP_GRACE_S) -> None:
+        """Ends every process, the gateway first so that it does not see its replicas die."""
+        if self._starting:  # cancelled in the middle of a start: that process exists or is about to
+            self._children += [
+                each
+                for each in await asyncio.gather(*self._starting, return_exceptions=True)
+                if isinstance(each, Child)
+            ]
+        gateway = [child for child in self._children if child.name == "gateway"]
+        await stop_all(gateway, grace_s)
+        await stop_all([child for child in self._children if child not in gateway], grace_s)
+        if self._memory_file is not None:
+            os.close(self._memory_file)
+            self._memory_file = None
+
+    async def next_end(self) -> Child:
+        """The next child that ends by itself."""
+        running = [child for child in self._children if child.code is None]
+        waits = {asyncio.ensure_future(child.wait()): child for child in running}
+        try:
+            done, _ = await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for wait in waits:
+                wait.cancel()
+        return waits[done.pop()]
+
+    # -- starting --------------------------------------------------------------------------------------------------
+
+    async def _launch(
+        self, name: str, argv: Sequence[str], *, env: dict[str, str] | None = None, pass_fds: Sequence[int] = ()
+    ) -> None:
+        task = asyncio.ensure_future(Child.start(name, argv, env=env, pass_fds=pass_fds, on_line=self._on_line))
+        self._starting.add(task)
+        self._children.append(await asyncio.shield(task))
+        self._starting.discard(task)
+
+    def _gateway_config(self) -> str:
+        if self._config_path is not None:
+            return self._config_path
+        if self._memory_file is None:
+            self._memory_file = os.memfd_create("exaserve-cluster")
+            os.write(self._memory_file, to_yaml(self.cluster).encode())
+        return f"/proc/self/fd/{self._memory_file}"
+
+    def kill(self) -> None:
+        """Ends every process at once."""
+        for child in self._children:
+            child.signal(signal.SIGKILL)
+
+    def _step(self, step: Step) -> None:
+        if self._tell is not None:
+            self._tell(step)
+
+    async def _until_answering(self, replicas: Sequence[ReplicaSpec]) -> None:
+        limit_s = EMULATOR_START_S if all(pool.engine == "emulator" for pool in self.cluster.pools) else ENGINE_START_S
+        at_once = asyncio.Semaphore(_PROBES_AT_ONCE)
+        answered = 0
+
+        async def until_answers(spec: ReplicaSpec, client: httpx.AsyncClient) -> None:
+            nonlocal answered
+            await self._until(
+                lambda: _completes(client, spec.url, spec.models), f"replica {spec.id} ({spec.url})", limit_s, at_once
+            )
+            answered += 1
+            self._step(Step("waiting until every replica answers", answered, len(replicas)))
+
+        try:
+            async with _client() as client, asyncio.TaskGroup() as group:
+                for spec in replicas:
+                    group.create_task(until_answers(spec, client))
+        except BaseExceptionGroup as failed:
+            raise failed.exceptions[0] from None
+
+    async def _until_gateway_serves(self) -> None:
+        """A completion passes through it, and it has seen every replica healthy by its own probes."""
+        models = tuple({model: None for spec in self.cluster.replicas() for model in spec.models})
+        async with _client() as client:
+            what = f"gateway ({self.url})"
+            await self._until(lambda: _completes(client, self.url, models), what, GATEWAY_START_S)
+            await self._until(lambda: _all_available(client, self.admin_url), what, GATEWAY_START_S)
+
+    async def _until(
+        self, check: Callable[[], Awaitable[str]], what: str, limit_s: float, at_once: asyncio.Semaphore | None = None
+    ) -> None:
+        """Asks until the answer is good, a child of ours has ended, or the time is over."""
+        began, pause_s, last = time.monotonic(), _PAUSE_MIN_S, ""
+        while time.monotonic() - began < limit_s:
+            async with at_once or contextlib.nullcontext():
+                last = await check()
+            if not last:
+                return
+            for child in self._children:
+                if child.code is not None:
+                    await child.wait()
+                    raise StartFailed(_last_words(child))
+            await asyncio.sleep(pause_s)
+            pause_s = min(pause_s * 1.5, _PAUSE_MAX_S)
+        raise StartFailed(f"{what} did not answer within {limit_s:.0f} s; the last try: {last}")
+
+
+def _last_words(child: Child) -> str:
+    words = "\n  ".join(list(child.tail)[-8:])
+    return f"{child.name} {child.describe_end()}" + (f"; its last lines:\n  {words}" if words else "")
+
+
+def _client() -> httpx.AsyncClient:
+    # trust_env=False: a proxy of the environment must not stand between us and our own loopback.
+    return httpx.AsyncClient(timeout=_PROBE_TIMEOUT_S, trust_env=False, limits=httpx.Limits(max_connections=None))
+
+
+async def _completes(client: httpx.AsyncClient, url: str, models: Sequence[str]) -> str:
+    """Empty if every model (or the server's first one) answers one token at ``url``, else what went wrong."""
+    try:
+        if not models:
+            listed = (await client.get(f"{url}/v1/models")).json()
+            models = [listed["data"][0]["id"]]
+        for model in models:
+            body = {"model": model, "prompt": "Hello", "max_tokens": 1}
+            response = await client.post(f"{url}/v1/completions", json=body)
+            if response.status_code != httpx.codes.OK:
+                return f"status {response.status_code}: {response.text[:200]}"
+    except (httpx.HTTPError, ValueError, LookupError, TypeError) as error:
+        return f"{type(error).__name__}: {error}"
+    return ""
+
+
+async def _all_available(client: httpx.AsyncClient, admin_url: str) -> str:
+    """Empty if the gateway would send requests to each of its replicas."""
+    try:
+        rows = (await client.get(f"{admin_url}/replicas")).json()["replicas"]
+        down = [str(row["id"]) for row in rows if not row["share"] > 0.0]
+    except (httpx.HTTPError, ValueError, LookupError, TypeError) as error:
+        return f"{type(error).__name__}: {error}"
+    return f"it has not seen {len(down)} replicas healthy yet, such as {down[0]}" if down else ""
