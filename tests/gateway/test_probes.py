@@ -1,0 +1,176 @@
+"""What is asked of a replica before and while it serves."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Callable
+from random import Random
+
+import pytest
+from tests.gateway.fake_engine import FakeEngine
+
+from exaserve.domain.replica import ReplicaId, ReplicaSpec
+from exaserve.gateway.probes import Probes
+from exaserve.health import HealthBook, HealthConfig
+from exaserve.observe import null_log
+from exaserve.scheduling import Scheduler, SchedulerConfig
+
+R = ReplicaId("r0")
+CONFIG = HealthConfig(probe_interval_s=0.1, probe_timeout_s=0.3, probe_limit_s=0.25, probe_fast_s=0.05, open_s=0.05)
+
+
+class Probed:
+    def __init__(self, *engines: FakeEngine, models: tuple[str, ...] = (), engine: str = "auto") -> None:
+        self.scheduler = Scheduler(SchedulerConfig(), Random(0))
+        self.health = HealthBook(CONFIG, lambda r, up, why, share: self.scheduler.set_health(r, up, why, share or 1.0))
+        self.changes = 0
+        self.probes = Probes(self.scheduler, self.health, null_log(), self._changed)
+        for index, one in enumerate(engines):
+            spec = ReplicaSpec(ReplicaId(f"r{index}"), one.url, models=models, engine=engine)
+            now = time.monotonic()
+            self.scheduler.add(spec, now)
+            self.probes.add(spec)
+            self.health.add(spec.id, now)
+        self.probes.start()
+
+    def _changed(self) -> None:
+        self.changes += 1
+
+    def state(self, replica: ReplicaId = R) -> str:
+        return self.health.view(replica).state
+
+    async def until(self, condition: Callable[[], object], timeout_s: float = 3.0) -> None:
+        end = time.monotonic() + timeout_s
+        while not condition():
+            assert time.monotonic() < end, self.health.view(R)
+            await asyncio.sleep(0.005)
+
+
+async def test_models_are_asked_for_and_then_a_real_completion():
+    async with FakeEngine() as engine:
+        probed = Probed(engine)
+        await probed.until(lambda: probed.state() == "healthy")
+        spec = probed.scheduler.states()[R].spec
+        assert (spec.models, spec.max_model_len) == (("m",), 4096)
+        assert probed.scheduler.ready_models() == ("m",)
+        assert probed.changes == 1
+        path, body = engine.bodies[1]
+        assert path == "/v1/completions"
+        assert json.loads(body) == {"model": "m", "prompt": "ping", "max_tokens": 1, "temperature": 0}
+        await probed.until(lambda: engine.asked["/v1/completions"] >= 3)
+        assert engine.asked["/v1/models"] == 1, "not with every probe"
+        await probed.probes.stop()
+
+
+async def test_all_replicas_are_probed_at_once_and_soon():
+    engines = [FakeEngine() for _ in range(24)]
+    for engine in engines:
+        await engine.start()
+    engines[3].answers["/v1/completions"] = "hang"
+    began = time.monotonic()
+    probed = Probed(*engines)
+    await probed.until(lambda: sum(state.available for state in probed.scheduler.states().values()) == 23)
+    assert time.monotonic() - began < 1.0
+    await probed.probes.stop()
+    for engine in engines:
+        await engine.stop()
+
+
+async def test_given_names_are_kept_and_only_the_context_is_learned():
+    async with FakeEngine() as engine:
+        probed = Probed(engine, models=("alias",))
+        await probed.until(lambda: probed.state() == "healthy")
+        spec = probed.scheduler.states()[R].spec
+        assert (spec.models, spec.max_model_len) == (("alias",), 4096)
+        await probed.probes.stop()
+
+
+async def test_without_a_model_list_given_names_still_work():
+    async with FakeEngine() as engine:
+        del engine.answers["/v1/models"]
+        probed = Probed(engine, models=("m",))
+        await probed.until(lambda: probed.state() == "healthy")
+        await probed.probes.stop()
+
+
+@pytest.mark.parametrize(
+    "answer", [(500, b"no"), (200, b"not json"), (200, b'{"data":[]}'), (200, b'{"data":3}'), "hang", "close"]
+)
+async def test_without_names_a_model_list_is_needed(answer):
+    async with FakeEngine() as engine:
+        engine.answers["/v1/models"] = answer
+        probed = Probed(engine)
+        await probed.until(lambda: probed.health.view(R).strikes >= 1)
+        assert probed.state() == "unknown"
+        assert engine.asked["/v1/completions"] == 0
+        await probed.probes.stop()
+
+
+async def test_alive_but_not_generating_is_not_healthy():
+    async with FakeEngine() as engine:
+        probed = Probed(engine)
+        await probed.until(lambda: probed.state() == "healthy")
+        engine.answers["/v1/completions"] = "hang"
+        await probed.until(lambda: probed.state() == "ejected")
+        engine.answers["/v1/completions"] = (200, b"{}")
+        await probed.until(lambda: probed.state() == "ramping")
+        await probed.probes.stop()
+
+
+async def test_embedding_models_are_probed_by_embeddings():
+    async with FakeEngine() as engine:
+        engine.answers["/v1/completions"] = (400, b'{"error":"does not support completions"}')
+        engine.answers["/v1/embeddings"] = (200, b"{}")
+        probed = Probed(engine)
+        await probed.until(lambda: probed.state() == "healthy")
+        asked = engine.asked["/v1/completions"]
+        await probed.until(lambda: engine.asked["/v1/embeddings"] >= 3)
+        assert engine.asked["/v1/completions"] == asked, "remembers what works"
+        await probed.probes.stop()
+
+
+async def test_what_speaks_no_known_dialect_but_lists_the_model_is_asked_for_its_health():
+    async with FakeEngine() as engine:
+        engine.answers["/v1/completions"] = (404, b"")
+        probed = Probed(engine)
+        await probed.until(lambda: probed.state() == "healthy")
+        assert engine.asked["/health"] >= 1
+        await probed.probes.stop()
+
+
+async def test_being_alive_is_not_enough_where_the_model_is_not_listed():
+    async with FakeEngine() as engine:
+        engine.answers["/v1/completions"] = (404, b'{"error":"no such model"}')
+        probed = Probed(engine, models=("other",))
+        await probed.until(lambda: probed.health.view(R).strikes >= 2)
+        assert probed.state() == "unknown"
+        assert engine.asked["/health"] == 0
+        assert "no such model" in probed.health.view(R).reason or "not here" in probed.health.view(R).reason
+        await probed.probes.stop()
+
+
+async def test_a_removed_replica_gets_no_verdict():
+    async with FakeEngine() as engine:
+        engine.answers["/v1/completions"] = "hang"
+        probed = Probed(engine)
+        await probed.until(lambda: engine.asked["/v1/completions"])
+        probed.probes.remove(R)
+        probed.health.remove(R)
+        probed.scheduler.remove(R)
+        await asyncio.sleep(0.4)
+        assert engine.asked["/v1/completions"] == 1
+        await probed.probes.stop()
+
+
+async def test_stopping_ends_probes_under_way_without_a_verdict():
+    async with FakeEngine() as engine:
+        probed = Probed(engine)
+        await probed.until(lambda: probed.state() == "healthy")
+        engine.answers["/v1/completions"] = "hang"
+        await probed.until(lambda: engine.open)
+        await probed.probes.stop()
+        assert probed.state() == "healthy"
+        await asyncio.sleep(0.05)
+        assert engine.open == 0
