@@ -219,7 +219,8 @@ class LocalCluster:
                     raise StartFailed(_last_words(child))
             await asyncio.sleep(pause_s)
             pause_s = min(pause_s * 1.5, _PAUSE_MAX_S)
-        raise StartFailed(f"{what} did not answer within {limit_s:.0f} s; the last try: {last}")
+        newest = self._children[-1]
+        raise StartFailed(f"{what} did not answer within {limit_s:.0f} s: {last}\n{_last_words(newest)}")
 
 
 def _last_words(child: Child) -> str:

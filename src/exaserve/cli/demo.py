@@ -1,0 +1,194 @@
+"""``exaserve demo``: the same load through one policy after the other, each on a fresh cluster of emulated replicas."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from exaserve.bench import Plan
+    from exaserve.cli.demo_report import PolicyRun
+    from exaserve.cli.local import LocalCluster
+    from exaserve.config import Cluster
+
+__all__ = ["Parameters", "demo"]
+
+WARMUP_S = 5.0
+"""Left out of the figures: caches, connections and estimates are cold."""
+WINDOW_S = 5.0
+REQUEST_TIMEOUT_S = 120.0
+DRAIN_S = 60.0
+"""Answers still wanted after the last request was sent; what comes later counts as failed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Parameters:
+    """What is run, as it stands in the JSON.
+
+    Attributes:
+        rate_per_s: requests per second over the whole cluster.
+        load: that rate as a share of what the cluster can do at most.
+    """
+
+    policies: tuple[str, ...]
+    seconds: float
+    rate_per_s: float
+    load: float
+    seed: int
+    model: str
+    replicas: int
+
+
+def demo(
+    policies: Annotated[
+        str, typer.Option(metavar="NAME,NAME…", help="Policies to compare, in this order; all for every one.")
+    ] = "round_robin,entropy",
+    seconds: Annotated[float, typer.Option(min=1, max=3600, help="Seconds of load for each policy.")] = 40.0,
+    load: Annotated[
+        float, typer.Option(min=0.01, max=2.0, help="Load as a share of what the cluster can do at most.")
+    ] = 0.8,
+    rate: Annotated[float | None, typer.Option(min=0.1, help="Requests per second, instead of --load.")] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Arrivals, lengths and answers repeat under it.")] = 1,
+    as_json: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write all figures to FILE.")] = None,
+    show_config: Annotated[bool, typer.Option("--show-config", help="Print the cluster file and exit.")] = False,
+) -> None:
+    """Bring up 4 nodes with 12 emulated replicas each and send the same load through each policy.
+
+    The load is a mix of short (327 tokens), long (4,218) and very long (12,842) prompts, 65 / 30 / 5 %, arriving at
+    random instants whatever the cluster does. Latency counts from the instant a request was due. Every policy gets a
+    fresh cluster and the same requests at the same instants.
+    """
+    from rich.console import Console
+
+    from exaserve.cli.demo_report import print_report, report_dict
+    from exaserve.cli.running import run_until_signal
+    from exaserve.cli.up import built_in_cluster
+
+    if show_config:
+        typer.echo(_config_text(), nl=False)
+        return
+    from exaserve.bench import A9_MIX
+    from exaserve.cli.capacity import replica_capacity_per_s
+
+    cluster = built_in_cluster()
+    replicas = len(cluster.replicas())
+    capacity_per_s = replicas * replica_capacity_per_s(cluster.pools[0], A9_MIX, seed)
+    rate_per_s = load * capacity_per_s if rate is None else rate
+    parameters = Parameters(
+        policies=_policies(policies),
+        seconds=seconds,
+        rate_per_s=rate_per_s,
+        load=rate_per_s / capacity_per_s,
+        seed=seed,
+        model=cluster.pools[0].served_name,
+        replicas=replicas,
+    )
+    if as_json is not None:
+        _check_writable(as_json)
+    console = Console()
+    runs = run_until_signal(lambda hurry: _compare(cluster, parameters, console, hurry))
+    print_report(console, runs)
+    if as_json is not None:
+        as_json.write_text(json.dumps(report_dict(parameters, runs), indent=2) + "\n")
+
+
+def _config_text() -> str:
+    from importlib import resources
+
+    return resources.files("exaserve.cli").joinpath("data/demo.yaml").read_text()
+
+
+def _policies(text: str) -> tuple[str, ...]:
+    from exaserve.domain.errors import ConfigError
+    from exaserve.scheduling import POLICIES
+
+    names = sorted(POLICIES) if text == "all" else [name.strip() for name in text.split(",") if name.strip()]
+    for name in names:
+        if name not in POLICIES:
+            known = ", ".join(sorted(POLICIES))
+            raise ConfigError(f"--policies: {name!r} is not one of {known}", param="--policies")
+    if not names:
+        raise ConfigError("--policies: name at least one", param="--policies")
+    return tuple(dict.fromkeys(names))
+
+
+def _check_writable(path: Path) -> None:
+    """A run of minutes must not end in an error that could have been told at its start."""
+    from exaserve.domain.errors import ConfigError
+
+    try:
+        with path.open("a"):
+            pass
+    except OSError as error:
+        raise ConfigError(f"--json: {path} cannot be written: {error.strerror}", param="--json") from None
+
+
+async def _compare(
+    cluster: Cluster, parameters: Parameters, console: Console, hurry: list[Callable[[], None]]
+) -> list[PolicyRun]:
+    from exaserve.bench import A9_MIX, Arrivals, make_plan
+    from exaserve.cli.addresses import free_base_port
+    from exaserve.cli.local import LocalCluster
+    from exaserve.cli.running import StartView
+    from exaserve.cli.up import with_flags
+
+    plan = make_plan(A9_MIX, Arrivals(parameters.rate_per_s, parameters.seconds), parameters.seed)
+    console.print(
+        f"{parameters.replicas} emulated replicas of {parameters.model} on {len(cluster.nodes)} nodes; "
+        f"{len(plan)} requests in {parameters.seconds:g} s for each policy, {parameters.load:.0%} of capacity",
+        highlight=False,
+    )
+    runs = []
+    for policy in parameters.policies:
+        fresh = free_base_port(with_flags(cluster, policy=policy))
+        with StartView(console) as view:
+            local = LocalCluster(fresh, on_step=view.step)
+            hurry[:] = [local.kill]
+            try:
+                await local.start()
+            except BaseException:
+                await local.stop()
+                raise
+        try:
+            runs.append(await _drive(local, policy, plan, parameters, console))
+        finally:
+            await local.stop()
+    return runs
+
+
+async def _drive(local: LocalCluster, policy: str, plan: Plan, parameters: Parameters, console: Console) -> PolicyRun:
+    """One plan through one gateway."""
+    import os
+
+    from exaserve.bench import A9_MIX, BodyRenderer, LoadClient, LoadConfig, summarise
+    from exaserve.cli.demo_report import LoadView, PolicyRun
+    from exaserve.cli.machine import CpuMeter
+
+    config = LoadConfig(
+        urls=(local.url,),
+        renderer=BodyRenderer(parameters.model),
+        request_timeout_s=REQUEST_TIMEOUT_S,
+        drain_s=DRAIN_S,
+    )
+    processes = {"client": [os.getpid()]}
+    for child in local.children:
+        processes.setdefault("gateway" if child.name == "gateway" else "emulators", []).append(child.pid)
+    meter = CpuMeter(processes)
+    with LoadView(console, policy) as view:
+        result = await LoadClient(config, plan, on_progress=view.update).run()
+    ended = [f"{child.name} {child.describe_end()}" for child in local.children if child.code is not None]
+    summary = summarise(
+        result.records,
+        duration_s=parameters.seconds,
+        window_s=WINDOW_S,
+        warmup_s=WARMUP_S if parameters.seconds > 3 * WARMUP_S else 0.0,
+        scenarios=[scenario.name for scenario in A9_MIX.scenarios],
+    )
+    return PolicyRun(policy, summary, meter.use(), result.lag_max_s, result.elapsed_s, tuple(ended))
