@@ -1,0 +1,191 @@
+"""The gateway as a whole over fake engines: start, readiness, membership, stop."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import socket
+import time
+
+import httpx
+import msgspec
+import pytest
+from tests.gateway.fake_engine import FakeEngine
+from tests.gateway.running import cluster_of, running, until
+
+from exaserve.config import GatewaySettings
+from exaserve.domain.errors import ConfigError
+from exaserve.gateway.app import Gateway, fit_to_file_limit
+from exaserve.observe import EventLog, null_log
+
+pytestmark = pytest.mark.may_block
+
+ASK = {"model": "m", "prompt": "x", "max_tokens": 1}
+
+
+def client_of(gateway) -> httpx.AsyncClient:
+    return httpx.AsyncClient(base_url=gateway.url, trust_env=False)
+
+
+async def test_ready_soon_after_its_replicas_answer():
+    async with FakeEngine() as engine:
+        began = time.monotonic()
+        async with running(engine) as gateway, client_of(gateway) as client:
+            await until(gateway.scheduler.ready_models)
+            assert time.monotonic() - began < 1.0
+            assert (await client.get("/ready")).status_code == 200
+            answer = await client.post("/v1/completions", json=ASK)
+            assert (answer.status_code, answer.headers["x-exaserve-replica"]) == (200, f"127.0.0.1:{engine.port}")
+
+
+async def test_starts_without_reachable_replicas_and_says_so():
+    dead = FakeEngine()
+    await dead.start()
+    await dead.stop()
+    async with FakeEngine() as engine, running(dead, engine) as gateway, client_of(gateway) as client:
+        await until(gateway.scheduler.ready_models)
+        for _ in range(4):
+            assert (await client.post("/v1/completions", json=ASK)).status_code == 200
+        rows = gateway.scheduler.states()
+        assert sum(state.available for state in rows.values()) == 1
+
+
+async def test_nothing_ready_is_alive_but_not_ready():
+    dead = FakeEngine()
+    await dead.start()
+    await dead.stop()
+    async with running(dead) as gateway, client_of(gateway) as client:
+        assert (await client.get("/health")).status_code == 200
+        assert (await client.get("/ready")).status_code == 503
+        await dead.start()
+        await until(gateway.scheduler.ready_models)
+        assert (await client.get("/ready")).status_code == 200
+        assert any("event=ready" in line for line in gateway.lines)
+    await dead.stop()
+
+
+async def test_a_replica_that_stops_generating_leaves_and_comes_back():
+    async with FakeEngine() as one, FakeEngine() as two, running(one, two) as gateway, client_of(gateway) as client:
+        await until(lambda: all(state.available for state in gateway.scheduler.states().values()))
+        one.answers["/v1/completions"] = (500, b"{}")
+        await until(lambda: not gateway.scheduler.states()[f"127.0.0.1:{one.port}"].available)
+        for _ in range(4):
+            answer = await client.post("/v1/completions", json=ASK)
+            assert (answer.status_code, answer.headers["x-exaserve-replica"]) == (200, f"127.0.0.1:{two.port}")
+        one.answers["/v1/completions"] = (200, b"{}")
+        await until(lambda: gateway.scheduler.states()[f"127.0.0.1:{one.port}"].available)
+        events = [line.split("event=")[1].split()[0] for line in gateway.lines]
+        assert events.count("replica_down") == 1
+
+
+async def test_a_port_in_use_is_named():
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        async with FakeEngine() as engine:
+            for name, flag in (("port", "--port"), ("admin_port", "--admin-port")):
+                settings = {"port": 0, "admin_port": 0, name: port}
+                cluster = cluster_of(engine)
+                cluster = msgspec.structs.replace(cluster, gateway=msgspec.structs.replace(cluster.gateway, **settings))
+                with pytest.raises(ConfigError, match=f"127.0.0.1:{port}: the port is in use.*{flag}") as caught:
+                    await Gateway(cluster, log=null_log()).start()
+                assert caught.value.param == f"gateway.{name}"
+            await asyncio.sleep(0.01)
+
+
+async def test_an_address_that_is_not_ours_is_named():
+    async with FakeEngine() as engine:
+        with pytest.raises(ConfigError, match="does not have that address"):
+            async with running(engine, host="192.0.2.1"):
+                pass
+
+
+async def test_reload_adds_removes_and_switches_the_policy():
+    async with FakeEngine() as one, FakeEngine() as two, running(one) as gateway, client_of(gateway) as client:
+        await until(gateway.scheduler.ready_models)
+        new = cluster_of(two)
+        new = msgspec.structs.replace(new, scheduling=dataclasses.replace(new.scheduling, policy="round_robin"))
+        changes = gateway.reload(new)
+        assert f"replica 127.0.0.1:{one.port}: removed" in changes
+        assert f"replica 127.0.0.1:{two.port}: added" in changes
+        assert gateway.scheduler.policy_name == "round_robin"
+        await until(gateway.scheduler.ready_models)
+        assert (await client.post("/v1/completions", json=ASK)).headers["x-exaserve-replica"] == f"127.0.0.1:{two.port}"
+        await until(lambda: one.open == 0)
+        assert gateway.reload(new) == []
+
+
+async def test_reload_says_what_needs_a_restart_and_leaves_it():
+    async with FakeEngine() as engine, running(engine) as gateway:
+        new = msgspec.structs.replace(
+            gateway.cluster, gateway=msgspec.structs.replace(gateway.cluster.gateway, drain_s=7.0)
+        )
+        gateway.reload(new)
+        assert any("reload_needs_restart" in line and "gateway.drain" in line for line in gateway.lines)
+        assert gateway.cluster.gateway.drain_s == 2.0
+
+
+async def test_stop_finishes_what_is_under_way_and_takes_nothing_new():
+    release = asyncio.Event()
+
+    async def slow(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        head = await reader.readuntil(b"\r\n\r\n")
+        if b"/v1/completions" in head and b"x-test" in head:
+            await release.wait()
+        body = b'{"data":[{"id":"m"}]}' if b"/v1/models" in head else b"{}"
+        writer.write(b"HTTP/1.1 200 OK\r\nconnection: close\r\ncontent-length: %d\r\n\r\n%b" % (len(body), body))
+        await writer.drain()
+        writer.close()
+
+    server = await asyncio.start_server(slow, "127.0.0.1", 0)
+    engine = FakeEngine()
+    engine.port = server.sockets[0].getsockname()[1]
+    async with running(engine) as gateway, client_of(gateway) as client:
+        await until(gateway.scheduler.ready_models)
+        asked = asyncio.create_task(client.post("/v1/completions", json=ASK, headers={"x-test": "1"}))
+        await until(lambda: gateway.core.inflight() == 1)
+        stopping = asyncio.create_task(gateway.stop())
+        await asyncio.sleep(0.05)
+        async with client_of(gateway) as other:
+            assert (await other.get("/ready")).status_code == 503, "still answers, and says that it goes"
+        await asyncio.sleep(0.4)
+        with pytest.raises(httpx.ConnectError):
+            async with client_of(gateway) as other:
+                await other.get("/ready")
+        assert not stopping.done()
+        release.set()
+        assert (await asked).status_code == 200
+        await asyncio.wait_for(stopping, 2.0)
+    server.close()
+
+
+async def test_stop_cuts_what_takes_longer_than_the_limit():
+    async with FakeEngine() as engine, running(engine) as gateway, client_of(gateway) as client:
+        await until(gateway.scheduler.ready_models)
+        engine.answers["/v1/chat/completions"] = "hang"
+        asked = asyncio.create_task(client.post("/v1/chat/completions", json={"model": "m", "messages": []}))
+        await until(lambda: gateway.core.inflight() == 1)
+        began = time.monotonic()
+        await gateway.stop(0.5)
+        assert time.monotonic() - began < 1.5
+        with pytest.raises(httpx.HTTPError):
+            await asked
+        assert any("cut=1" in line for line in gateway.lines)
+        assert all(state.inflight == 0 for state in gateway.scheduler.states().values())
+
+
+async def test_metrics_hold_every_replica():
+    async with FakeEngine() as one, FakeEngine() as two, running(one, two) as gateway, client_of(gateway) as client:
+        await until(lambda: all(state.last_report for state in gateway.scheduler.states().values()))
+        text = (await client.get("/metrics")).text
+        for engine in (one, two):
+            assert f'exaserve_replica_running{{replica="127.0.0.1:{engine.port}"}} 3' in text
+            assert f'exaserve_replica_state{{replica="127.0.0.1:{engine.port}",state="healthy"}} 1' in text
+
+
+def test_the_file_limit_bounds_connections_and_is_told():
+    lines: list[str] = []
+    settings = fit_to_file_limit(GatewaySettings(), 48, EventLog(lines.append))
+    assert 16 <= settings.limits.connections_max <= GatewaySettings().limits.connections_max
+    assert "event=file_limit" in lines[0]
