@@ -8,8 +8,8 @@ when they are sent, from a filler text and a unique head, so that a plan of a mi
 bytes for a token counts exactly ``prompt_tokens`` (:data:`BYTES_PER_TOKEN`); for other tokenizers that is an
 estimate.
 
-**Uniqueness.** A prompt begins with :data:`HEAD_TOKENS` words drawn from 17,576 words each (70 bits), so no two prompts
-share a prefix-cache block, unless :class:`Sessions` asks for shared beginnings.
+**Uniqueness.** A prompt begins with :data:`HEAD_TOKENS` words that carry 60 random bits, so no two prompts share a
+prefix-cache block, unless :class:`Sessions` asks for shared beginnings.
 """
 
 from __future__ import annotations
@@ -42,7 +42,8 @@ __all__ = [
 
 BYTES_PER_TOKEN = 4
 HEAD_TOKENS = 5
-_HEAD_WORDS = 26**3
+_HEADS = 1 << 60
+_HEX_LETTERS = str.maketrans("0123456789", "qrstuvwxyz")
 _FILLER_WORDS = 16_384
 _LETTERS = "abcdefghijklmnopqrstuvwxyz"
 
@@ -194,9 +195,9 @@ class PlannedRequest:
 
     Attributes:
         scheduled_s: when it is due, seconds from the start of the run; latency counts from here.
-        head: 70 bits that make the prompt unique.
+        head: 60 bits that make the prompt unique.
         session: number of its session, None without sessions.
-        session_head: 70 bits that the session's prompts of this scenario begin with.
+        session_head: 60 bits that the session's prompts of this scenario begin with.
         shared_tokens: leading tokens in common with the session's other prompts of this scenario.
     """
 
@@ -234,7 +235,6 @@ def make_plan(mix: Mix, arrivals: Arrivals, seed: int, sessions: Sessions | None
     member = random.Random(f"{seed}/sessions")
     scenarios, shares = mix.scenarios, mix.shares()
     heads: dict[tuple[int, str], int] = {}
-    space = _HEAD_WORDS**HEAD_TOKENS
 
     def planned(index: int, at: float) -> PlannedRequest:
         scenario = which.choices(scenarios, shares)[0]
@@ -244,7 +244,7 @@ def make_plan(mix: Mix, arrivals: Arrivals, seed: int, sessions: Sessions | None
             session = member.randrange(sessions.count)
             key = (session, scenario.name)
             if key not in heads:
-                heads[key] = random.Random(f"{seed}/session/{session}/{scenario.name}").randrange(space)
+                heads[key] = random.Random(f"{seed}/session/{session}/{scenario.name}").randrange(_HEADS)
             session_head = heads[key]
             shared_tokens = min(int(scenario.prompt_tokens * sessions.shared), scenario.prompt_tokens)
         return PlannedRequest(
@@ -253,7 +253,7 @@ def make_plan(mix: Mix, arrivals: Arrivals, seed: int, sessions: Sessions | None
             scheduled_s=at,
             prompt_tokens=scenario.prompt_tokens,
             output_tokens=scenario.output.draw(length),
-            head=head.randrange(space),
+            head=head.randrange(_HEADS),
             session=session,
             session_head=session_head,
             shared_tokens=shared_tokens,
@@ -268,11 +268,9 @@ def _word(number: int) -> str:
 
 
 def _head_text(head: int) -> str:
-    words = []
-    for _ in range(HEAD_TOKENS):
-        head, word = divmod(head, _HEAD_WORDS)
-        words.append(_word(word))
-    return "".join(words)
+    """Five words of three letters, four bits a letter."""
+    letters = f"{head:015x}".translate(_HEX_LETTERS)
+    return f"{letters[:3]} {letters[3:6]} {letters[6:9]} {letters[9:12]} {letters[12:]} "
 
 
 def _filler(words: Iterable[int]) -> str:
@@ -280,7 +278,7 @@ def _filler(words: Iterable[int]) -> str:
 
 
 # A fixed generator: the filler is the same text in every process and for every seed.
-_FILLER = _filler(number * 7_919 % _HEAD_WORDS for number in range(_FILLER_WORDS))
+_FILLER = _filler(number * 7_919 % 26**3 for number in range(_FILLER_WORDS))
 
 
 def _segment(head: int, tokens: int) -> str:

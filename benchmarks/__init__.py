@@ -1,0 +1,1 @@
+"""Benchmarks that anyone can run; `README.md` says what each shows."""
