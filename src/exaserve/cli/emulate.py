@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
-from enum import Enum
+from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+import uvloop
 
 from exaserve.domain.errors import ConfigError
 from exaserve.emulator.config import EmulatorConfig
@@ -18,12 +19,12 @@ if TYPE_CHECKING:
 __all__ = ["emulate"]
 
 
-class AddressingChoice(str, Enum):
+class AddressingChoice(StrEnum):
     PORTS = "ports"
     ADDRESSES = "addresses"
 
 
-class MetricsChoice(str, Enum):
+class MetricsChoice(StrEnum):
     COMPACT = "compact"
     REAL = "real"
 
@@ -82,14 +83,13 @@ def emulate(
     load_s: Annotated[float | None, typer.Option(help="Seconds a restart takes.", rich_help_panel=_BEHAVIOUR)] = None,
     body_bytes_max: Annotated[int, typer.Option(help="Longest request body.", rich_help_panel=_NETWORK)] = 67_108_864,
     as_json: Annotated[bool, typer.Option("--json", help="Print the addresses as one line of JSON.")] = False,
+    until_stdin_closes: Annotated[bool, typer.Option(help="End when standard input does.", hidden=True)] = False,
 ) -> None:
     """Run emulated engines that answer like vLLM's server, batch and cache as it does, and fail on command.
 
     Faults are set while it runs: POST /emulator/fault on a replica's port or the control port, with an object such as
     {"slow": 4} or {"replica": 3, "freeze": true}; GET /emulator/state shows them.
     """
-    import uvloop  # noqa: PLC0415 - only when a loop is to run
-
     config = EmulatorConfig(
         model=model,
         served_model_names=tuple(served_model_name or ()),
@@ -134,7 +134,7 @@ def emulate(
             typer.echo(f"control {emulator.control_url}")
 
     try:
-        uvloop.run(serve(config, on_open=announce))
+        uvloop.run(serve(config, on_open=announce, stop_with=0 if until_stdin_closes else None))
     except ConfigError as error:
         typer.echo(f"error: {error.message}", err=True)
         raise typer.Exit(2) from None

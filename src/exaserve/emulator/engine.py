@@ -442,6 +442,9 @@ class Engine:
             request.emitted += generated
             request.computed = request.target + generated
             self._kv_tokens -= request.computed
+            blocks, rest = divmod(request.computed, self.block_size)
+            if not rest:
+                self._publish(request, blocks - 1, blocks)
             del self.decoding[request]
             self._drop(self._alloc_due, request.alloc_tick, request)
             self._drop(self._finish_due, request.finish_tick, request)

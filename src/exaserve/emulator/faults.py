@@ -65,6 +65,8 @@ def merge(faults: Faults, changes: dict[str, Any]) -> Faults:
     rates = (merged.reset_rate, merged.error_rate, merged.cut_rate)
     if merged.slow <= 0 or not all(0 <= rate <= 1 for rate in rates):
         raise ConfigError("slow must be positive, and rates between 0 and 1.")
+    if merged.cut_after is not None and merged.cut_after < 0:
+        raise ConfigError("cut_after must be at least 0 tokens.", param="cut_after")
     if not 400 <= merged.error_status <= 599:
         raise ConfigError("error_status must be between 400 and 599.")
     return merged

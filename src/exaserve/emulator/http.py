@@ -156,6 +156,12 @@ class Connection(asyncio.Protocol):
             self.parser.feed_data(data)
         except httptools.HttpParserUpgrade:
             self._refuse(400, "Upgrade is not supported.")
+        except httptools.HttpParserCallbackError as error:
+            # A mistake in our own handlers: say so here, and to the client.
+            context = {"message": "emulator handler failed", "exception": error.__context__ or error}
+            asyncio.get_running_loop().call_exception_handler(context)
+            if not self.transport.is_closing():
+                self._refuse(500, "Internal Server Error")
         except httptools.HttpParserError as error:
             if not self.transport.is_closing():
                 self._refuse(400, f"Invalid HTTP request received: {error}")
@@ -242,6 +248,11 @@ class Connection(asyncio.Protocol):
         )  # fmt: skip
         self.write(head if request.method == "HEAD" else head + body)
         self._done(request)
+
+    def respond_partly(self, body: bytes) -> None:
+        """The head of a whole answer and half of its body; the rest never comes."""
+        head = b"HTTP/1.1 200 OK\r\n%bcontent-length: %d\r\ncontent-type: application/json\r\n\r\n"
+        self.write(head % (self._clock.line(), len(body)) + body[: len(body) // 2])
 
     def begin_stream(self) -> None:
         """Sends the head of a streamed answer at once, as an engine's server does, before any token exists."""

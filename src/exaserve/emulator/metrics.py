@@ -213,8 +213,10 @@ _SCALARS = [
         (
             "prompt_tokens_by_source_total",
             "Number of prompt tokens by source.",
-            "source=local_compute:computed_tokens source=local_cache_hit:cached_tokens "
-            "source=external_kv_transfer:zero",
+            (
+                "source=local_compute:computed_tokens source=local_cache_hit:cached_tokens "
+                "source=external_kv_transfer:zero"
+            ),
         ),
     ),
     *_rows(
@@ -339,7 +341,8 @@ class Exposition:
         """The exposition, text format 0.0.4."""
         engine, stats = self._engine, self._stats
         numbers = {
-            "zero": 0, "one": 1, "running": len(engine.running), "waiting": len(engine.waiting), "kv_use": engine.kv_use,
+            "zero": 0, "one": 1, "running": len(engine.running), "waiting": len(engine.waiting),
+            "kv_use": engine.kv_use,
             "prefix_queries": engine.prefix_queries_total, "prefix_hits": engine.prefix_hits_total,
             "preemptions": engine.preemptions_total, "prompt_tokens": engine.prompt_tokens_total,
             "generation_tokens": engine.generation_tokens_total, "cached_tokens": stats.cached_tokens_total,

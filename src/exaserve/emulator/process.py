@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import http.client
 import json
-import os
 import queue
 import subprocess
 import sys
 import threading
-import urllib.error
-import urllib.request
 from typing import Any, Self
 
 from exaserve.domain.errors import ConfigError
@@ -21,6 +19,9 @@ __all__ = ["EmulatorProcess", "arguments"]
 
 STOP_S = 5.0
 """From SIGTERM to SIGKILL, seconds."""
+
+CONTROL_S = 5.0
+"""How long the control port may take to answer, seconds."""
 
 _FLAGS = {"served_model_names": "served-model-name", "prefix_caching": "prefix-caching"}
 
@@ -61,15 +62,16 @@ class EmulatorProcess:
         if config.control_port is None:
             config = dataclasses.replace(config, control_port=0)
         self.config = config
-        command = [sys.executable, "-m", "exaserve", "emulate", *arguments(config), "--json"]
-        self._process = subprocess.Popen(
+        command = [sys.executable, "-m", "exaserve", "emulate", *arguments(config), "--json", "--until-stdin-closes"]
+        # Our own interpreter and module.
+        self._process = subprocess.Popen(  # noqa: S603
             command,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            stdin=subprocess.DEVNULL,
+            # The child ends when this pipe closes, so that it does not outlive a parent that was killed.
+            stdin=subprocess.PIPE,
             # A session of its own: Ctrl-C in the terminal reaches the parent alone, which stops its children in order.
             start_new_session=True,
-            env=os.environ | {"PYTHONUNBUFFERED": "1"},
         )
         try:
             line = self._first_line(timeout_s)
@@ -120,16 +122,17 @@ class EmulatorProcess:
         return states
 
     def _call(self, path: str, body: dict[str, Any] | None) -> dict[str, Any]:
-        data = None if body is None else json.dumps(body).encode()
-        request = urllib.request.Request(self.control_url + path, data=data)
+        host, _, port = self.control_url.removeprefix("http://").rpartition(":")
+        connection = http.client.HTTPConnection(host, int(port), timeout=CONTROL_S)
         try:
-            # A proxy from the environment must not stand between us and loopback.
-            opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-            with opener.open(request, timeout=5.0) as response:
-                answer: dict[str, Any] = json.load(response)
-                return answer
-        except urllib.error.HTTPError as error:
-            raise ConfigError(json.load(error)["error"]["message"]) from None
+            connection.request("GET" if body is None else "POST", path, None if body is None else json.dumps(body))
+            response = connection.getresponse()
+            answer: dict[str, Any] = json.load(response)
+        finally:
+            connection.close()
+        if response.status != 200:
+            raise ConfigError(answer["error"]["message"])
+        return answer
 
     def stop(self) -> int:
         """Ends the process and returns its exit code; harmless when it has ended."""
@@ -141,7 +144,7 @@ class EmulatorProcess:
             except subprocess.TimeoutExpired:
                 process.kill()
         code = process.wait()
-        for pipe in (process.stdout, process.stderr):
+        for pipe in (process.stdin, process.stdout, process.stderr):
             if pipe is not None:
                 # The reader thread may hold stdout's lock while it sees the end.
                 with contextlib.suppress(OSError, ValueError):

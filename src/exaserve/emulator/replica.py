@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
 import time
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from exaserve.emulator.ask import Limits
@@ -24,6 +24,13 @@ __all__ = ["Replica"]
 
 STEPS_PER_TURN = 32
 """Steps that one turn of the event loop may catch up on, so that sockets are served in between."""
+
+REOPEN_TRIES = 50
+REOPEN_S = 0.1
+"""Tries to listen again after a fault, and seconds between them."""
+
+RESET_DELAY_S = 0.02
+"""Between the last bytes of an answer and its reset, so that the client has seen them."""
 
 LAG_MAX_S = 0.25
 """A replica further behind the clock than this (a busy machine) drops the lag instead of catching up."""
@@ -116,9 +123,17 @@ class Replica:
     def _reopen(self) -> None:
         self._reload = None
         if self._server is None and self._loop is not None:
-            task = self._loop.create_task(self.open())
+            task = self._loop.create_task(self._open_again())
             self._background.add(task)
             task.add_done_callback(self._background.discard)
+
+    async def _open_again(self) -> None:
+        """Listens on the old address, waiting for it if something else holds it for a moment."""
+        for _ in range(REOPEN_TRIES):
+            with contextlib.suppress(OSError):
+                await self.open()
+                return
+            await asyncio.sleep(REOPEN_S)
 
     # -- the engine on the clock ------------------------------------------------------------------------------------
 
@@ -250,10 +265,10 @@ class Replica:
         if self._timer is None and self._loop is not None and self.alive:
             self._timer = self._loop.call_soon(self._kick)
 
-    def soon(self, call: Callable[[], None]) -> None:
-        """Calls something in the loop's next turn."""
+    def reset_soon(self, connection: Connection) -> None:
+        """Resets a connection once what was written has had time to arrive: a reset throws away what is still queued."""
         assert self._loop is not None
-        self._loop.call_soon(call)
+        self._loop.call_later(RESET_DELAY_S, connection.reset)
 
     def clear_faults(self) -> None:
         """Healthy again (a killed replica stays dead until it is restarted)."""

@@ -286,8 +286,9 @@ class _Saboteur:
             return
         connection.on_gone = None
         if self.reset:
-            # The bytes written so far should leave first: a reset throws away what is still queued.
-            self.replica.soon(connection.reset)
+            if not self.answer.streaming:
+                connection.respond_partly(self.answer.body())
+            self.replica.reset_soon(connection)
         else:
             connection.end_stream()
 

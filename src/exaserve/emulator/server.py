@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import os
 import signal
 from collections.abc import Callable
 from typing import Any, Self
@@ -112,12 +113,14 @@ async def serve(
     ready: Callable[[list[str]], None] | None = None,
     *,
     on_open: Callable[[Emulator], None] | None = None,
+    stop_with: int | None = None,
 ) -> None:
     """Runs the replicas until SIGINT, SIGTERM or cancellation.
 
     Args:
         ready: called with the replicas' URLs once all of them listen.
         on_open: called with the emulator at the same moment, for callers that set faults themselves.
+        stop_with: file descriptor of a pipe or terminal; its end ends the emulator too.
 
     Raises:
         ConfigError: the configuration cannot work, or an address is taken.
@@ -131,11 +134,24 @@ async def serve(
             # Not on the main thread: then the caller ends it by cancellation.
             with contextlib.suppress(NotImplementedError, ValueError, RuntimeError):
                 loop.add_signal_handler(number, stop.set)
+        if stop_with is not None:
+            loop.add_reader(stop_with, _stop_at_end, stop_with, stop)
         if ready is not None:
             ready(emulator.urls)
         if on_open is not None:
             on_open(emulator)
         await stop.wait()
     finally:
+        if stop_with is not None:
+            loop.remove_reader(stop_with)
         emulator.close()
         await asyncio.sleep(0)
+
+
+def _stop_at_end(fd: int, stop: asyncio.Event) -> None:
+    try:
+        ended = not os.read(fd, 4096)
+    except OSError:
+        ended = True
+    if ended:
+        stop.set()
