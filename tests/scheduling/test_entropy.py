@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import pairwise
 from random import Random
 
 import pytest
@@ -14,6 +15,7 @@ from exaserve.domain.replica import ReplicaSpec
 from exaserve.domain.request import Outcome, Usage
 from exaserve.scheduling import Placement, Refusal, Scheduler, SchedulerConfig, block_hashes
 from exaserve.scheduling.entropy import cost, terms
+from exaserve.scheduling.learning import PrefillModel, Speed
 
 
 def place(scheduler: Scheduler, now: float, **kw: object) -> Placement:
@@ -73,9 +75,9 @@ def test_a_frozen_replica_keeps_its_backlog_however_long_it_lasts(build: Build) 
     assert queued.replica_id != frozen.replica_id
     scheduler.first_token(queued, 0.6)
     # The one at the head may be nearly done, the ones behind it cannot have been started.
-    second = Placement(state, "m", 0.7, 0.0, 4218, 0, 4318, True, 0)
+    second = Placement(state, "m", 0.7, 0.0, 4218, 0.5, 0, 4318, True, 0)
     state.charge(second, 0.7)
-    assert state.backlog_tokens(100.0) == 4218
+    assert state.backlog_s(100.0) == pytest.approx(0.5 + 0.1 * frozen.work_s)
     state.release(second, 100.0, Outcome.CLIENT_GONE)
 
 
@@ -83,11 +85,11 @@ def test_plain_answers_drain_by_the_learned_rate(build: Build) -> None:
     scheduler = build(1, spec={"prefill_tokens_per_s": 1000.0})
     p = place(scheduler, 0.0, prompt=1000, stream=False)
     state = scheduler.states()[rid(0)]
-    assert state.backlog_tokens(0.25) == pytest.approx(750)
-    assert state.backlog_tokens(2.0) == 0
+    assert state.backlog_s(0.25) == pytest.approx(0.75)
+    assert state.backlog_s(2.0) == 0
     q = place(scheduler, 2.0, prompt=500, stream=False)
     assert state.decoding == 1
-    assert state.backlog_tokens(2.0) == 500
+    assert state.backlog_s(2.0) == pytest.approx(0.5)
     scheduler.release(p, 3.0, Outcome.COMPLETED)
     scheduler.release(q, 3.0, Outcome.COMPLETED)
     scheduler.validate()
@@ -101,7 +103,7 @@ def test_rate_is_learned_from_first_tokens(build: Build) -> None:
         now += 1.0  # 2,000 tokens/s
         scheduler.first_token(p, now)
         scheduler.release(p, now, Outcome.COMPLETED)
-    assert scheduler.states()[rid(0)].rate == pytest.approx(2000, rel=0.1)
+    assert scheduler.states()[rid(0)].prefill_s(2000) == pytest.approx(1.0, rel=0.1)
 
 
 def test_a_slower_replica_gets_less(build: Build) -> None:
@@ -131,9 +133,9 @@ def test_foreign_work_in_reports_counts_and_drains(build: Build) -> None:
     busy = scheduler.states()[rid(0)]
     assert (busy.foreign_running, busy.foreign_waiting) == (3, 4)
     assert place(scheduler, 0.0).replica_id == rid(1)
-    tokens = busy.backlog_tokens(0.0)
-    assert tokens > 0
-    assert busy.backlog_tokens(0.1) == pytest.approx(tokens - 0.1 * busy.rate)
+    backlog = busy.backlog_s(0.0)
+    assert backlog > 0.1
+    assert busy.backlog_s(0.1) == pytest.approx(backlog - 0.1)
 
 
 def test_own_work_in_a_report_is_not_counted_twice(build: Build) -> None:
@@ -311,3 +313,23 @@ def test_forced_scores_replace_the_cost(build: Build) -> None:
     assert {place(scheduler, 0.0).replica_id for _ in range(10)} == {rid(0)}
     with pytest.raises(ValueError, match="score"):
         scheduler.force_score(rid(0), -1.0)
+
+
+def test_prefill_time_grows_faster_than_length_where_attention_says_so() -> None:
+    model = PrefillModel(8000.0, 0.25, 10.0)
+    rng = Random(3)
+    for _ in range(300):
+        tokens = rng.choice([327, 4218, 12_842])
+        model.observe(tokens, (1e-4 * tokens + 5e-9 * tokens * tokens) * rng.uniform(0.9, 1.1))
+    for tokens in (327, 4218, 12_842):
+        assert model.seconds(tokens) == pytest.approx(1e-4 * tokens + 5e-9 * tokens * tokens, rel=0.06)
+
+
+@given(st.lists(st.tuples(st.integers(1, 200_000), st.floats(0.0, 100.0)), max_size=50))
+def test_a_fitted_model_never_predicts_nonsense(observations: list[tuple[int, float]]) -> None:
+    model = PrefillModel(8000.0, 0.25, 10.0)
+    speed = Speed(model, 0.25, 10.0)
+    for tokens, took in observations:
+        speed.observe(tokens, took)
+    times = [model.seconds(t) * speed.factor for t in (1, 100, 10_000, 1_000_000)]
+    assert all(0 < a <= b < math.inf for a, b in pairwise(times))

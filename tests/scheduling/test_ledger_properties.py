@@ -134,7 +134,7 @@ class LedgerMachine(RuleBasedStateMachine):
             self.scheduler.release(placement, self.now, Outcome.CLIENT_GONE)
         for state in self.every.values():
             state.validate()
-            assert (state.inflight, state.decoding, state.pending_tokens, state.kv_own) == (0, 0, 0, 0)
+            assert (state.inflight, state.decoding, state.pending_s, state.kv_own) == (0, 0, 0, 0)
 
 
 LedgerMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)

@@ -206,7 +206,7 @@ class _Admin:
             "requests_total": requests,
             "ledger": {
                 "pending": len(state.pending),
-                "pending_tokens": state.pending_tokens,
+                "pending_s": state.pending_s,
                 "decoding": state.decoding,
                 "kv_tokens": state.kv_own,
                 "placed_total": state.placed_total,
@@ -218,7 +218,7 @@ class _Admin:
             "report_age_s": state.report_age(now),
             "signals_missing": polling.missing,
             "telemetry_error": polling.error,
-            "prefill_tokens_per_s": state.rate,
+            "prefill_tokens_per_s": 1.0 / state.per_token_s,
             "entropy": {term: _finite(value) for term, value in entropy_terms(state, now).items()},
         }
 

@@ -29,7 +29,7 @@ def replica_families(scheduler: Scheduler, health: HealthBook, now: float) -> It
     eligible = Family("exaserve_replica_eligible", "gauge", "1 where the replica may take requests.")
     share = Family("exaserve_replica_share", "gauge", "Slow-start share times weight, 1 is normal.")
     inflight = Family("exaserve_replica_inflight", "gauge", "Placements of this gateway not yet released.")
-    pending = Family("exaserve_replica_pending_tokens", "gauge", "Prompt tokens placed and without a first token.")
+    pending = Family("exaserve_replica_pending_seconds", "gauge", "Prefill placed and without a first token, seconds.")
     kv_own = Family("exaserve_replica_ledger_kv_tokens", "gauge", "KV tokens charged by this gateway.")
     running = Family("exaserve_replica_running", "gauge", "Running requests, as last reported.")
     waiting = Family("exaserve_replica_waiting", "gauge", "Waiting requests, as last reported.")
@@ -49,7 +49,7 @@ def replica_families(scheduler: Scheduler, health: HealthBook, now: float) -> It
         eligible.add(int(state.eligible), head)
         share.add(state.ramp * state.weight, head)
         inflight.add(state.inflight, head)
-        pending.add(state.pending_tokens, head)
+        pending.add(state.pending_s, head)
         kv_own.add(state.kv_own, head)
         _reported(state, head, now, (running, waiting, kv_use, age))
         for term, value in entropy_terms(state, now).items():

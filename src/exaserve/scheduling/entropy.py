@@ -2,7 +2,8 @@
 
 ``entropy = (prefill + decode) x penalty + memory + failures`` with
 
-- prefill: (tokens queued ahead, minus what has drained, + this prompt's tokens not in the prefix cache) / rate;
+- prefill: seconds for the prompts queued ahead, minus what has drained, + for this prompt's tokens not in the prefix
+  cache, by the replica's measured speed;
 - decode: what joining a batch of ``running`` sequences costs this request and the batch;
 - memory: 0 while predicted KV stays under the watermark, quadratic above, infinite where it cannot fit;
 - network: KV or activations that must cross nodes, over the rate that is free (where the spec gives them);
@@ -48,8 +49,8 @@ def terms(state: ReplicaState, facts: RequestFacts, cached_tokens: float, now: f
     """Every term of the cost, in seconds, before the penalty; plus the penalty itself."""
     tokens = max(facts.prompt_tokens - cached_tokens, 1.0)
     return {
-        "queued_s": state.backlog_tokens(now) * state.inv_rate,
-        "prefill_s": tokens * state.inv_rate,
+        "queued_s": state.backlog_s(now),
+        "prefill_s": state.prefill_s(tokens),
         "decode_s": state.decode_s,
         "memory_s": memory_s(state, facts.prompt_tokens + facts.output_tokens),
         "network_s": network_s(state, tokens),

@@ -19,12 +19,15 @@ import math
 from exaserve.domain.replica import ReplicaSpec, Report
 from exaserve.domain.request import Outcome
 from exaserve.scheduling.config import SchedulerConfig
-from exaserve.scheduling.learning import PrefillRate
+from exaserve.scheduling.learning import PrefillModel, Speed
 from exaserve.scheduling.placement import Placement
 
 __all__ = ["ReplicaState"]
 
 _FAILURES_MAX = 6
+_HEAD_SHARE = 0.9
+"""Share of its predicted prefill that a prompt without a first token can have behind it: one that overstays its
+prediction is not nearly done, it was predicted wrong."""
 
 
 class ReplicaState:
@@ -34,9 +37,9 @@ class ReplicaState:
     (:meth:`charge`, :meth:`first_token`, :meth:`release`, :meth:`report`) and never computed on reading:
 
         inflight: placements not yet released, count.
-        pending_tokens: prompt tokens of own placements without a first token.
-        head_tokens: upper bound of what may have drained of them since ``drain_at``.
-        rate / inv_rate: prefill tokens per second, and its inverse.
+        pending_s: seconds of prefill of own placements without a first token.
+        head_s: upper bound of what may have drained of them since ``drain_at``, seconds.
+        per_token_s / per_pair_s: seconds of prefill for T tokens are ``T (per_token_s + per_pair_s T)``.
         depth: requests believed to wait for their first token, own and foreign (E2).
         running: requests believed to be decoding, own and foreign.
         decode_s: cost of joining that batch, seconds.
@@ -60,44 +63,42 @@ class ReplicaState:
         "failures",
         "forced",
         "foreign_running",
-        "foreign_tokens",
+        "foreign_s",
         "foreign_waiting",
-        "head_tokens",
+        "head_s",
         "health_reason",
         "id",
         "index",
         "inflight",
-        "inv_rate",
         "kv_delta",
         "kv_limit",
         "kv_max",
         "kv_own",
         "kv_predicted",
         "last_report",
-        "peers",
         "penalty",
         "pending",
-        "pending_tokens",
+        "pending_s",
+        "per_pair_s",
+        "per_token_s",
         "placed_since",
         "placed_total",
-        "prefill_rate",
         "progressed_since",
         "prompt_max",
         "ramp",
-        "rate",
         "removed",
         "report_fresh",
         "running",
         "spec",
         "special",
+        "speed",
         "suspicion",
         "url",
         "weight",
     )
 
-    def __init__(self, spec: ReplicaSpec, config: SchedulerConfig, now: float, index: int, peers: PrefillRate) -> None:
+    def __init__(self, spec: ReplicaSpec, config: SchedulerConfig, now: float, index: int, peers: PrefillModel) -> None:
         self.config = config
-        self.peers = peers
         self.id = spec.id
         self.index = index
         self.available = False
@@ -112,8 +113,8 @@ class ReplicaState:
         self.inflight = 0
         self.placed_total = 0
         self.pending: dict[Placement, None] = {}
-        self.pending_tokens = 0
-        self.head_tokens = 0.0
+        self.pending_s = 0.0
+        self.head_s = 0.0
         self.drain_at = now
         self.decoding = 0
         self.kv_own = 0
@@ -124,21 +125,21 @@ class ReplicaState:
         self.report_fresh = False
         self.foreign_waiting = 0
         self.foreign_running = 0
-        self.foreign_tokens = 0.0
+        self.foreign_s = 0.0
         self.depth = 0
         self.running = 0
         self.decode_s = 0.0
         self.kv_predicted = 0.0
-        self.set_spec(spec)
+        self.set_spec(spec, peers)
 
-    def set_spec(self, spec: ReplicaSpec) -> None:
-        """Take a new description; learned rates restart only where the calibrated one changed."""
+    def set_spec(self, spec: ReplicaSpec, peers: PrefillModel) -> None:
+        """Take a new description; what was learned of its speed restarts only where it gets other peers."""
         old: ReplicaSpec | None = getattr(self, "spec", None)
         self.spec = spec
         self.url = spec.url
-        if old is None or old.prefill_tokens_per_s != spec.prefill_tokens_per_s:
-            prior = spec.prefill_tokens_per_s or self.peers
-            self.prefill_rate = PrefillRate(prior, self.config.prior_busy_s, self.config.learn_window_s)
+        if old is None or peers is not self.speed.model:
+            config = self.config
+            self.speed: Speed = Speed(peers, config.prior_busy_s, config.learn_window_s)
             self._set_rate()
         if old is None or old.weight != spec.weight:
             self.weight = spec.weight
@@ -179,7 +180,7 @@ class ReplicaState:
         if not self.pending:
             self.drain_at = now
         self.pending[placement] = None
-        self.pending_tokens += placement.tokens
+        self.pending_s += placement.work_s
         self.inflight += 1
         self.placed_total += 1
         self.kv_own += placement.kv_tokens
@@ -222,7 +223,7 @@ class ReplicaState:
 
     def _leave_pending(self, placement: Placement) -> None:
         del self.pending[placement]
-        self.pending_tokens -= placement.tokens
+        self.pending_s = self.pending_s - placement.work_s if self.pending else 0.0
         self.progressed_since += 1
         if placement.phase == Placement.PENDING:
             placement.phase = Placement.DECODING
@@ -233,7 +234,7 @@ class ReplicaState:
         for head in list(self.pending):
             if head.stream:
                 break
-            done_at = self.drain_at + head.tokens * self.inv_rate
+            done_at = self.drain_at + head.work_s
             if done_at > now:
                 break
             self._leave_pending(head)
@@ -250,16 +251,21 @@ class ReplicaState:
     def _observe_whole(self, placement: Placement, now: float) -> None:
         """A plain answer took prefill *and* decode, so it can only show that prefill is faster than believed."""
         took = now - max(placement.placed_at, self.drain_at)
-        if took < placement.tokens * self.inv_rate:
+        if took < placement.work_s:
             self._observe(placement.tokens, took)
 
     def _observe(self, tokens: int, took_s: float) -> None:
-        self.prefill_rate.observe(tokens, took_s)
+        self.speed.observe(tokens, took_s)
         self._set_rate()
 
     def _set_rate(self) -> None:
-        self.rate = self.prefill_rate.value
-        self.inv_rate = 1.0 / self.rate
+        factor = self.speed.factor
+        self.per_token_s = self.speed.model.a * factor
+        self.per_pair_s = self.speed.model.b * factor
+
+    def prefill_s(self, tokens: float) -> float:
+        """Seconds of prefill for ``tokens`` prompt tokens that are not cached."""
+        return tokens * (self.per_token_s + self.per_pair_s * tokens)
 
     # -- telemetry -------------------------------------------------------------------------------------------------
 
@@ -288,7 +294,7 @@ class ReplicaState:
         foreign = max(0, waiting + (report.running or 0) - own)
         self.foreign_waiting = min(max(0, waiting - own_waiting), foreign)
         self.foreign_running = foreign - self.foreign_waiting
-        self.foreign_tokens = self.foreign_waiting * mean_prompt_tokens
+        self.foreign_s = self.foreign_waiting * self.prefill_s(mean_prompt_tokens)
         self._set_kv_max()
         self._set_rate()
         self.refresh()
@@ -300,7 +306,7 @@ class ReplicaState:
         if self.report_fresh and report is not None and now - report.taken_at > self.config.report_stale_s:
             self.report_fresh = False
             self.foreign_waiting = self.foreign_running = 0
-            self.foreign_tokens = 0.0
+            self.foreign_s = 0.0
             self.refresh()
 
     def forget_report(self) -> None:
@@ -308,7 +314,7 @@ class ReplicaState:
         self.last_report = None
         self.report_fresh = False
         self.foreign_waiting = self.foreign_running = 0
-        self.foreign_tokens = 0.0
+        self.foreign_s = 0.0
         self.refresh()
 
     def report_age(self, now: float) -> float | None:
@@ -327,9 +333,9 @@ class ReplicaState:
         pending = self.pending
         if pending:
             head = next(iter(pending))
-            self.head_tokens = float(head.tokens if head.stream else self.pending_tokens)
+            self.head_s = head.work_s * _HEAD_SHARE if head.stream else self.pending_s
         else:
-            self.head_tokens = 0.0
+            self.head_s = 0.0
         own = len(pending)
         report = self.last_report
         if self.report_fresh and report is not None:
@@ -348,24 +354,26 @@ class ReplicaState:
         self.running = self.decoding + self.foreign_running
         self.decode_s = self.running * self.config.decode_seq_s * self.config.decode_weight
 
-    def backlog_tokens(self, now: float) -> float:
-        """Prompt tokens ahead of a request placed now: own and foreign, less what has had time to drain."""
-        own = float(self.pending_tokens)
+    def backlog_s(self, now: float) -> float:
+        """Seconds of prefill ahead of a request placed now: own and foreign, less what has had time to drain."""
+        own = self.pending_s
         if own:
-            own -= min((now - self.drain_at) * self.rate, self.head_tokens)
-        foreign = self.foreign_tokens
+            own -= min(now - self.drain_at, self.head_s)
+        foreign = self.foreign_s
         if foreign and self.last_report is not None:
-            foreign = max(0.0, foreign - (now - self.last_report.taken_at) * self.rate)
+            foreign = max(0.0, foreign - (now - self.last_report.taken_at))
         return max(own, 0.0) + foreign
 
     def validate(self) -> None:
         """Assert the ledger's invariants."""
         assert self.inflight >= len(self.pending) >= 0
         assert self.decoding == self.inflight - len(self.pending), (self.decoding, self.inflight, len(self.pending))
-        assert self.pending_tokens == sum(p.tokens for p in self.pending)
+        assert abs(self.pending_s - sum(p.work_s for p in self.pending)) < 1e-6 * (1 + self.pending_s)
+        assert self.pending or self.pending_s == 0.0
         assert self.kv_own >= 0
         assert self.inflight > 0 or self.kv_own == 0
         assert all(p.phase == Placement.PENDING for p in self.pending)
-        assert self.rate > 0
+        assert self.per_token_s > 0
+        assert self.per_pair_s >= 0
         assert self.depth >= 0
         assert self.running >= 0

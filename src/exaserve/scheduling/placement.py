@@ -22,6 +22,7 @@ class Placement:
         placed_at: seconds, monotonic.
         cost_s: what the policy believed this placement costs, seconds (0 for policies that price nothing).
         tokens: prompt tokens believed not to be in the replica's prefix cache.
+        work_s: seconds of prefill those tokens are believed to take there.
         kv_tokens: KV tokens charged (prompt and expected output).
         cached_tokens: prompt tokens believed to be in the prefix cache.
     """
@@ -39,6 +40,7 @@ class Placement:
         "stream",
         "tokens",
         "url",
+        "work_s",
     )
 
     PENDING = 0
@@ -52,6 +54,7 @@ class Placement:
         placed_at: float,
         cost_s: float,
         tokens: int,
+        work_s: float,
         cached_tokens: int,
         kv_tokens: int,
         stream: bool,
@@ -64,6 +67,7 @@ class Placement:
         self.placed_at = placed_at
         self.cost_s = cost_s
         self.tokens = tokens
+        self.work_s = work_s
         self.cached_tokens = cached_tokens
         self.kv_tokens = kv_tokens
         self.stream = stream

@@ -16,7 +16,7 @@ from exaserve.domain.request import Outcome, RequestFacts, Usage
 from exaserve.scheduling.config import SchedulerConfig
 from exaserve.scheduling.entropy import cost, literal_score, terms
 from exaserve.scheduling.filters import why_not
-from exaserve.scheduling.learning import ModelStats, PrefillRate
+from exaserve.scheduling.learning import ModelStats, PrefillModel
 from exaserve.scheduling.ledger import ReplicaState
 from exaserve.scheduling.placement import Candidate, Explanation, Placement, Refusal, RefusalReason
 from exaserve.scheduling.policies import POLICIES, Policy, PolicyContext
@@ -45,7 +45,7 @@ class Scheduler:
         self._pools: dict[str, Pool] = {}
         self._prefix = PrefixIndex(config.prefix_entries_max)
         self._next_index = 0
-        self._peers: dict[tuple[str, tuple[str, ...]], PrefillRate] = {}
+        self._peers: dict[tuple[str, tuple[str, ...], float], PrefillModel] = {}
         self._context = PolicyContext(config=config, rng=rng, prefix=self._prefix)
         self._policy: Policy
         self.set_policy(config.policy)
@@ -65,7 +65,7 @@ class Scheduler:
         """Take a replica's new description (models, weight, limits); its ledger and learned speed stay."""
         state = self._states[spec.id]
         before = set(state.spec.models)
-        state.set_spec(spec)
+        state.set_spec(spec, self._peers_of(spec))
         for model in before - set(spec.models):
             self._leave(model, state)
         for model in spec.models:
@@ -92,12 +92,13 @@ class Scheduler:
         """Names that at least one replica may take requests for; sorted."""
         return tuple(sorted(name for name, pool in self._pools.items() if pool.eligible))
 
-    def _peers_of(self, spec: ReplicaSpec) -> PrefillRate:
+    def _peers_of(self, spec: ReplicaSpec) -> PrefillModel:
         """The shared rate of replicas that serve the same models with the same engine."""
-        key = (spec.engine, spec.models)
+        key = (spec.engine, spec.models, spec.prefill_tokens_per_s)
         if key not in self._peers:
             config = self.config
-            self._peers[key] = PrefillRate(config.prefill_tokens_per_s, config.prior_busy_s, config.learn_window_s)
+            rate = spec.prefill_tokens_per_s or config.prefill_tokens_per_s
+            self._peers[key] = PrefillModel(rate, config.prior_busy_s, config.learn_window_s)
         return self._peers[key]
 
     def _take_index(self) -> int:
@@ -241,12 +242,14 @@ class Scheduler:
         if choice is None:
             return self._refusal(pool, exclude)
         state, cost_s, cached = choice
+        tokens = max(facts.prompt_tokens - cached, 1)
         placement = Placement(
             state,
             facts.model,
             now,
             cost_s,
-            max(facts.prompt_tokens - cached, 1),
+            tokens,
+            state.prefill_s(tokens),
             cached,
             facts.prompt_tokens + facts.output_tokens,
             facts.stream,

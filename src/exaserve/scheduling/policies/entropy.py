@@ -75,14 +75,14 @@ class Entropy:
                 continue
             if exclude and state.id in exclude:
                 continue
-            backlog = state.pending_tokens + tokens
-            if backlog > tokens:
-                drained = (now - state.drain_at) * state.rate
-                head = state.head_tokens
-                backlog -= min(head, drained)
-            work = backlog * state.inv_rate + state.decode_s
-            if state.foreign_tokens:
-                work += max(0.0, state.foreign_tokens * state.inv_rate - (now - state.last_report.taken_at))  # type: ignore[union-attr]  # foreign tokens come from a report
+            work = tokens * (state.per_token_s + state.per_pair_s * tokens) + state.decode_s
+            queued = state.pending_s
+            if queued:
+                drained = now - state.drain_at
+                head = state.head_s
+                work += queued - (drained if drained < head else head)  # noqa: FURB136  # min() is a call, per replica
+            if state.foreign_s:
+                work += max(0.0, state.foreign_s - (now - state.last_report.taken_at))  # type: ignore[union-attr]  # foreign tokens come from a report
             work = work * state.penalty + state.failure_cost_s
             if kv + need > state.kv_limit:
                 if need > state.kv_max:
@@ -158,5 +158,5 @@ class Entropy:
         """Keep the least backlogged that were not chosen for the next decision."""
         chosen = choice.state if choice else None
         seen = {id(s): s for s in states if s is not chosen}
-        ranked = sorted(seen.values(), key=lambda s: (s.pending_tokens + s.foreign_tokens) * s.inv_rate + s.decode_s)
+        ranked = sorted(seen.values(), key=lambda s: s.pending_s + s.foreign_s + s.decode_s)
         self._memory[pool.model] = (pool.version, ranked[: self._context.config.memory_size])
