@@ -74,12 +74,12 @@ def demo(
     if show_config:
         typer.echo(_config_text(), nl=False)
         return
-    from exaserve.bench import A9_MIX
     from exaserve.cli.capacity import replica_capacity_per_s
+    from exaserve.cli.demo_load import MIX
 
     cluster = built_in_cluster()
     replicas = len(cluster.replicas())
-    capacity_per_s = replicas * replica_capacity_per_s(cluster.pools[0], A9_MIX, seed)
+    capacity_per_s = replicas * replica_capacity_per_s(cluster.pools[0], MIX, seed)
     rate_per_s = load * capacity_per_s if rate is None else rate
     parameters = Parameters(
         policies=_policies(policies),
@@ -133,13 +133,14 @@ def _check_writable(path: Path) -> None:
 async def _compare(
     cluster: Cluster, parameters: Parameters, console: Console, hurry: list[Callable[[], None]]
 ) -> list[PolicyRun]:
-    from exaserve.bench import A9_MIX, Arrivals, make_plan
+    from exaserve.bench import Arrivals, make_plan
     from exaserve.cli.addresses import free_base_port
+    from exaserve.cli.demo_load import MIX
     from exaserve.cli.local import LocalCluster
     from exaserve.cli.running import StartView
     from exaserve.cli.up import with_flags
 
-    plan = make_plan(A9_MIX, Arrivals(parameters.rate_per_s, parameters.seconds), parameters.seed)
+    plan = make_plan(MIX, Arrivals(parameters.rate_per_s, parameters.seconds), parameters.seed)
     console.print(
         f"{parameters.replicas} emulated replicas of {parameters.model} on {len(cluster.nodes)} nodes; "
         f"{len(plan)} requests in {parameters.seconds:g} s for each policy, {parameters.load:.0%} of capacity",
@@ -167,7 +168,8 @@ async def _drive(local: LocalCluster, policy: str, plan: Plan, parameters: Param
     """One plan through one gateway."""
     import os
 
-    from exaserve.bench import A9_MIX, BodyRenderer, LoadClient, LoadConfig, summarise
+    from exaserve.bench import BodyRenderer, LoadClient, LoadConfig, summarise
+    from exaserve.cli.demo_load import MIX
     from exaserve.cli.demo_report import LoadView, PolicyRun
     from exaserve.cli.machine import CpuMeter
 
@@ -189,6 +191,6 @@ async def _drive(local: LocalCluster, policy: str, plan: Plan, parameters: Param
         duration_s=parameters.seconds,
         window_s=WINDOW_S,
         warmup_s=WARMUP_S if parameters.seconds > 3 * WARMUP_S else 0.0,
-        scenarios=[scenario.name for scenario in A9_MIX.scenarios],
+        scenarios=[scenario.name for scenario in MIX.scenarios],
     )
     return PolicyRun(policy, summary, meter.use(), result.lag_max_s, result.elapsed_s, tuple(ended))

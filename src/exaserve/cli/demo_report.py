@@ -13,7 +13,8 @@ from rich.progress import BarColumn, TextColumn
 from rich.progress import Progress as Bar
 from rich.table import Table
 
-from exaserve.bench import A9_MIX, Progress, Summary
+from exaserve.bench import Progress, Summary
+from exaserve.cli.demo_load import KINDS, MIX
 from exaserve.cli.machine import CpuUse
 
 if TYPE_CHECKING:
@@ -25,7 +26,6 @@ __all__ = ["LoadView", "PolicyRun", "print_report", "report_dict"]
 LAG_MAX_S = 0.1
 """Above it the client itself was late by more than what the better policy's short requests take."""
 MACHINE_BUSY_MAX = 0.92
-_KINDS = ("short", "long", "very long")
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +126,7 @@ def report_dict(parameters: Parameters, runs: list[PolicyRun]) -> dict[str, Any]
 
 def _rows(runs: list[PolicyRun]) -> list[tuple[str, list[ScenarioStats]]]:
     rows = []
-    for i, (scenario, kind) in enumerate(zip(A9_MIX.scenarios, _KINDS, strict=True)):
+    for i, (scenario, kind) in enumerate(zip(MIX.scenarios, KINDS, strict=True)):
         rows.append((f"{kind}, {scenario.prompt_tokens:,} tokens", [run.summary.scenarios[i] for run in runs]))
     return [*rows, ("all", [run.summary.all for run in runs])]
 
