@@ -8,6 +8,7 @@ from http import HTTPStatus
 from typing import Any
 
 from exaserve.domain.errors import ExaServeError, MethodNotAllowed
+from exaserve.gateway.heads import header
 from exaserve.gateway.parse import Request
 from exaserve.gateway.routes import Dialect
 
@@ -142,11 +143,7 @@ def chunk(data: bytes) -> bytes:
 
 def preflight(request: Request, cors: Cors, *, keep_alive: bool) -> bytes:
     """Answer to OPTIONS, whether a browser's preflight or a plain question."""
-    lines = request.lines
-    wanted = b"*"
-    for start in range(0, len(lines), 4):
-        if lines[start].lower() == b"access-control-request-headers":
-            wanted = lines[start + 2]
+    wanted = header(request.head, b"access-control-request-headers") or b"*"
     extra = b"Allow: " + _METHODS + b"\r\n"
     if request.origin:
         extra += (

@@ -38,7 +38,7 @@ class ClientConnection(asyncio.Protocol):
 
     def __init__(self, core: Core) -> None:
         self._core = core
-        self._reader = RequestReader(core.limits)
+        self._reader = RequestReader(core.limits, core.check)
         self.transport: asyncio.Transport | None = None
         self.exchange: Exchange | None = None
         self.deadline = inf
@@ -78,7 +78,7 @@ class ClientConnection(asyncio.Protocol):
         # A client that has stopped sending is taken to have left: whoever waits for an answer keeps its side open.
         return False
 
-    def connection_lost(self, exc: Exception | None) -> None:
+    def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - how it ended makes no difference
         self._closing = True
         self._reader.close()
         self._reader.ready.clear()
@@ -199,10 +199,13 @@ class ClientConnection(asyncio.Protocol):
 
     def cut(self) -> None:
         """Ends the connection in the middle of an answer, so that the client sees that the answer is not whole."""
-        if self.exchange is not None:
-            self.exchange.request.keep_alive = False
+        exchange = self.exchange
+        if exchange is not None:
+            exchange.request.keep_alive = False
+            if not exchange.request.http11:
+                self.abort()  # without framing only a reset differs from the end
 
-    def expired(self, now: float) -> None:
+    def expired(self) -> None:
         """The deadline has passed: an idle connection is closed, a slow sender told so, a lingering one cut off."""
         if self._closing or self.transport is None:
             self.abort()

@@ -15,6 +15,8 @@ from collections.abc import Callable
 from typing import Protocol
 from urllib.parse import unquote
 
+from httptools import HttpRequestParser
+
 from exaserve.config.settings import GatewaySettings
 from exaserve.domain.errors import ModelNotFound
 from exaserve.domain.replica import ReplicaId
@@ -22,6 +24,7 @@ from exaserve.domain.request import Outcome, RequestFacts, Usage
 from exaserve.gateway.answers import Cors, answer, error_answer, json_answer, models_body, preflight
 from exaserve.gateway.client import ClientConnection
 from exaserve.gateway.exchange import Exchange
+from exaserve.gateway.heads import WholeCheck
 from exaserve.gateway.inspect import inspect
 from exaserve.gateway.parse import Request
 from exaserve.gateway.pool import UpstreamPool
@@ -107,6 +110,7 @@ class Core:
         self.cors = Cors(settings.cors_origins)
         self.budget = RetryBudget(settings.retry)
         self.pool = UpstreamPool(settings.timeouts, clock)
+        self.check = WholeCheck(HttpRequestParser)
         self.stopping = False
         self.exchanges: set[Exchange] = set()
         self._clients: set[ClientConnection] = set()
@@ -246,18 +250,22 @@ class Core:
     # ---- the tick -----------------------------------------------------------------------------------------------
     def _tick(self) -> None:
         self._timer = asyncio.get_running_loop().call_later(TICK_S, self._tick)
-        now = self.clock()
+        self.tick(self.clock())
+
+    def tick(self, now: float) -> None:
+        """Acts on every deadline that has passed."""
         between_s = self.timeouts.between_bytes_s
         for exchange in list(self.exchanges):
-            if (exchange.active or exchange.client.stalled) and now < exchange.total_at:
-                exchange.active = False
+            upstream = exchange.upstream
+            if upstream is not None and (upstream.active or exchange.client.stalled) and now < exchange.total_at:
+                upstream.active = False
                 if exchange.sent:
                     exchange.deadline = min(now + between_s, exchange.total_at)
             elif exchange.deadline <= now:
                 exchange.expired(now)
         for client in list(self._clients):
             if client.deadline <= now:
-                client.expired(now)
+                client.expired()
             elif client.stalled:
                 client.check_stall(now)
         if self.waiting():
@@ -268,6 +276,7 @@ class Core:
             self.metrics.queued(len(self.admission))
             self.wake()
         self.pool.tick(now)
+        self.budget.count(now)
         if self.stopping:
             self._close_idle()
 

@@ -37,7 +37,8 @@ from exaserve.domain.errors import (
 )
 from exaserve.domain.replica import ReplicaId
 from exaserve.domain.request import Outcome, RequestFacts
-from exaserve.gateway.answers import chunk, error_answer, error_event, status_line
+from exaserve.gateway.answers import chunk, error_answer, error_event
+from exaserve.gateway.heads import header
 from exaserve.gateway.parse import Request
 from exaserve.gateway.routes import Route
 from exaserve.gateway.upstream import Endpoint, UpstreamConnection
@@ -64,16 +65,26 @@ class Exchange:
     """See the module's text.
 
     Attributes:
-        active: bytes came since the last tick; the tick then moves ``deadline`` (cheaper than a clock per event).
         deadline: when :meth:`expired` is to be called, seconds, monotonic.
         sent: the client has been sent the head of an answer.
     """
 
-    __slots__ = (
-        "_attempts", "_connecting", "_core", "_error", "_fresh_tried", "_placement", "_retry_at", "_started_at",
-        "_status", "_stream_open", "_ticket", "_tried", "_ttft_s", "active", "client", "deadline", "done", "facts",
-        "request", "request_id", "route", "sent", "total_at", "upstream",
-    )  # fmt: skip
+    sent = False
+    done = False
+    upstream: UpstreamConnection | None = None
+    deadline: float
+    total_at: float
+    _started_at: float
+    _placement: Placement | None = None
+    _ticket: Ticket | None = None
+    _connecting: Endpoint | None = None
+    _tried: tuple[ReplicaId, ...] = ()
+    _attempts = 0
+    _status = 0
+    _retry_at = 0.0
+    _ttft_s: float | None = None
+    _fresh_tried = False
+    _stream_open = False
 
     def __init__(
         self, core: Core, client: ClientConnection, request: Request, route: Route, facts: RequestFacts
@@ -84,16 +95,6 @@ class Exchange:
         self.route = route
         self.facts = facts
         self.request_id = request.request_id or core.new_request_id()
-        self._placement: Placement | None = None
-        self.upstream: UpstreamConnection | None = None
-        self._ticket: Ticket | None = None
-        self._connecting: Endpoint | None = None
-        self._error: ReplicaError | None = None
-        self._tried: tuple[ReplicaId, ...] = ()
-        self._attempts = self._status = 0
-        self._retry_at = 0.0
-        self._ttft_s: float | None = None
-        self._fresh_tried = self._stream_open = self.active = self.sent = self.done = False
 
     # ---- placing ------------------------------------------------------------------------------------------------
     def start(self, now: float) -> None:
@@ -105,7 +106,7 @@ class Exchange:
         self.deadline = self.total_at = now + total_s
         core.exchanges.add(self)
         core.metrics.started()
-        core.budget.request(now)
+        core.budget.fresh += 1
         self._place(now)
 
     def _place(self, now: float) -> None:
@@ -120,8 +121,6 @@ class Exchange:
         """Sends the request where it was placed."""
         self._placement = placement
         self._attempts += 1
-        self._fresh_tried = False
-        self.deadline = self.total_at
         pool = self._core.pool
         try:
             endpoint = pool.endpoint(placement.replica_id, placement.url)
@@ -132,8 +131,12 @@ class Exchange:
         if idle:
             self._send(idle.pop(), now)
         else:
-            self._connecting = endpoint
-            pool.connect(endpoint, self)
+            self._connect(endpoint)
+
+    def _connect(self, endpoint: Endpoint) -> None:
+        self.deadline = self.total_at  # the pool's own limit ends the attempt
+        self._connecting = endpoint
+        self._core.pool.connect(endpoint, self)
 
     def _refused(self, refusal: Refusal, now: float) -> None:
         core = self._core
@@ -151,9 +154,9 @@ class Exchange:
 
     def _enqueue(self, now: float) -> None:
         core = self._core
-        if self.request.authorization:
-            # Fairness needs to tell tenants apart, not to know their keys.
-            self.facts.tenant = blake2b(self.request.authorization, digest_size=8).hexdigest()
+        key = header(self.request.head, b"authorization") or header(self.request.head, b"x-api-key")
+        if key:  # fairness needs to tell tenants apart, not to know their keys
+            self.facts.tenant = blake2b(key, digest_size=8).hexdigest()
         try:
             self._ticket = core.admission.offer(self.facts, now, self, len(self.request.body))
         except QueueFull as error:
@@ -200,19 +203,25 @@ class Exchange:
     def _send(self, upstream: UpstreamConnection, now: float) -> None:
         request = self.request
         body = request.body
-        parts = [request.method, b" ", self.route.passed, b" HTTP/1.1\r\n", upstream.endpoint.host_line]
-        parts += request.lines
+        head = request.head
+        if self.route.passed != request.target:
+            head = b"%b %b HTTP/1.1%b" % (request.method, self.route.passed, head[head.find(b"HTTP/1.1") + 8 :])
+        endpoint = upstream.endpoint
         if body or request.method == b"POST":
-            parts.append(b"Content-Length: %d\r\nx-request-id: %b\r\n\r\n" % (len(body), self.request_id))
+            head = b"%b%bContent-Length: %d\r\nx-request-id: %b\r\n\r\n" % (
+                head,
+                endpoint.host_line,
+                len(body),
+                self.request_id,
+            )
         else:
-            parts.append(b"x-request-id: %b\r\n\r\n" % self.request_id)
+            head = b"%b%bx-request-id: %b\r\n\r\n" % (head, endpoint.host_line, self.request_id)
         self.upstream = upstream
         self.deadline = min(now + self._core.timeouts.first_byte_s, self.total_at)
         if len(body) <= _JOIN_BYTES_MAX:
-            parts.append(body)
-            upstream.send(self, [b"".join(parts)], now)
+            upstream.send(self, head + body, b"", now)
         else:
-            upstream.send(self, [b"".join(parts), body], now)
+            upstream.send(self, head, body, now)
 
     # ---- the answer (Relay) -------------------------------------------------------------------------------------
     def answered(self, upstream: UpstreamConnection, rest: bytes) -> None:
@@ -229,26 +238,27 @@ class Exchange:
             return
         self._status = status
         request = self.request
+        endpoint = upstream.endpoint
         keep_alive = request.keep_alive and not core.stopping
-        parts = [status_line(status), *upstream.lines, upstream.endpoint.replica_line, self.request_id]
         bodyless = request.method == b"HEAD" or status in _BODYLESS
         if upstream.length >= 0 and not upstream.chunked:
-            parts.append(b"\r\nContent-Length: %d\r\n" % upstream.length)
+            framing = b"\r\nContent-Length: %d\r\n" % upstream.length
         elif bodyless:
-            parts.append(b"\r\n")
+            framing = b"\r\n"
         elif request.http11:
-            parts.append(b"\r\nTransfer-Encoding: chunked\r\n")
+            framing = b"\r\nTransfer-Encoding: chunked\r\n"
         else:
-            parts.append(b"\r\n")
+            framing = b"\r\n"
             keep_alive = False
         if not keep_alive:
             request.keep_alive = False
-            parts.append(b"Connection: close\r\n")
+            framing += b"Connection: close\r\n"
         if request.origin:
-            parts.append(core.cors.lines(request.origin))
-        parts.append(b"\r\n")
-        assert self.client.transport is not None
-        upstream.pass_on(b"".join(parts), rest, self.client.transport.write, http11=request.http11, bodyless=bodyless)
+            framing += core.cors.lines(request.origin)
+        head = b"%b%b%b%b\r\n" % (upstream.head, endpoint.replica_line, self.request_id, framing)
+        transport = self.client.transport
+        assert transport is not None
+        upstream.pass_on(head, rest, transport.write, http11=request.http11, bodyless=bodyless)
 
     def first_byte(self) -> None:
         self.sent = True
@@ -258,18 +268,17 @@ class Exchange:
             return
         if self.client.stalled:
             upstream.pause()
-        if not upstream.event_stream:
-            self.active = True
-            return
         now = core.clock()
-        self._ttft_s = now - self._started_at
         self.deadline = min(now + core.timeouts.between_bytes_s, self.total_at)
+        if not upstream.event_stream:
+            return
+        self._ttft_s = now - self._started_at
         if self.facts.stream:
             core.scheduler.first_token(placement, now)
         self._stream_open = True
         core.metrics.streams(1)
 
-    def ended(self, upstream: UpstreamConnection, tail: bytes) -> None:
+    def ended(self, _upstream: UpstreamConnection, tail: bytes) -> None:
         status = self._status
         if status < 400:
             outcome = Outcome.COMPLETED
@@ -288,9 +297,7 @@ class Exchange:
         if upstream.reused and upstream.silent and not self._fresh_tried and now - upstream.sent_at < _STALE_S:
             self._fresh_tried = True
             self.upstream = None
-            self._connecting = upstream.endpoint
-            self.deadline = self.total_at
-            self._core.pool.connect(upstream.endpoint, self)
+            self._connect(upstream.endpoint)
             return
         self._attempt_failed(error, kind)
 
@@ -326,7 +333,6 @@ class Exchange:
         self._drop_upstream()
         self._connecting = None
         core.health.failed(placement.replica_id, kind, now)
-        self._error = error
         if self._attempts < core.retry.attempts_max and now < self.total_at and core.budget.take(now):
             self._move(kind.value, now)
         else:
@@ -336,6 +342,7 @@ class Exchange:
         placement = self._placement
         assert placement is not None
         self._placement = None
+        self._fresh_tried = False
         self._tried = (*self._tried, placement.replica_id)
         self._core.scheduler.release(placement, now, Outcome.REPLICA_FAILED)
         self._core.metrics.retried(placement.replica_id, why)
@@ -446,6 +453,7 @@ class Exchange:
         if self._ticket is not None:
             core.admission.cancel(self._ticket)
             core.metrics.queue_wait(now - self._ticket.offered_at)
+            core.metrics.queued(len(core.admission))
             self._ticket = None
         if self._stream_open:
             core.metrics.streams(-1)

@@ -15,6 +15,7 @@ import msgspec
 
 from exaserve.domain.errors import InvalidBody
 from exaserve.domain.request import RequestFacts
+from exaserve.gateway.heads import header
 from exaserve.gateway.parse import Request
 from exaserve.gateway.routes import Kind, Route
 from exaserve.scheduling import block_hashes
@@ -81,9 +82,12 @@ def inspect(request: Request, route: Route, estimator: Estimator) -> RequestFact
     """
     if route.kind is Kind.RESOURCE and not request.body:
         return RequestFacts(model="", session=_header_session(request))
-    if request.content_type[:19].lower() == b"multipart/form-data":
-        return _multipart(request)
-    body = _parse(request.body)
+    data = request.body
+    if data[:1] == b"-":  # no JSON begins so, and every multipart body does
+        kind = header(request.head, b"content-type")
+        if kind[:19].lower() == b"multipart/form-data":
+            return _multipart(request, kind)
+    body = _parse(data)
     model = body.model
     if type(model) is not str or not model or len(model) > _MODEL_CHARS_MAX:
         if model is None and route.kind is Kind.RESOURCE:
@@ -156,9 +160,13 @@ def _model_trouble(model: object) -> str:
 
 def _prompt_text(body: _Body) -> tuple[bytes, int]:
     """Prompt text in the order in which templates render it, and the number of token ids where the prompt is ids."""
-    if body.messages is not _RAW:
+    messages = body.messages
+    if messages is not _RAW:
+        text = bytes(messages)
+        if body.system is _RAW and body.tools is _RAW and len(text) <= _MEDIA_BYTES_MIN:
+            return text, 0
         head = b"".join(bytes(part) for part in (body.system, body.tools) if part is not _RAW)
-        text = head + bytes(body.messages)
+        text = head + text
     else:
         parts = (body.instructions, body.tools, body.prompt, body.input, body.query, body.documents)
         text = b"".join(bytes(part) for part in (*parts, body.text_1, body.text_2) if part is not _RAW)
@@ -206,9 +214,9 @@ def _priority(value: bytes) -> int:
         return 0
 
 
-def _multipart(request: Request) -> RequestFacts:
+def _multipart(request: Request, content_type: bytes) -> RequestFacts:
     """Facts of a form upload (audio): its fields ``model`` and ``stream``, wherever they stand among the parts."""
-    found = re.search(rb'boundary=(?:"([^"]{1,70})"|([^\s;]{1,70}))', request.content_type)
+    found = re.search(rb'boundary=(?:"([^"]{1,70})"|([^\s;]{1,70}))', content_type)
     if found is None:
         raise InvalidBody("A multipart body needs a boundary in its Content-Type.")
     fields = _form_fields(request.body, found[1] or found[2])

@@ -16,6 +16,7 @@ from httptools import HttpParserError, HttpParserUpgrade, HttpRequestParser
 
 from exaserve.config.settings import ClientLimits
 from exaserve.domain.errors import BadFraming, BodyTooLarge, ClientError, HeadersTooLarge
+from exaserve.gateway.heads import WholeCheck, cutter
 
 __all__ = ["BODY", "HEAD", "IDLE", "Request", "RequestReader", "connection_options"]
 
@@ -27,43 +28,45 @@ _OVERHEAD_MAX = 1 << 20
 
 
 class Request:
-    """One request as read. ``lines`` are its end-to-end headers, flat: name, ``: ``, value, CRLF, and so on.
+    """One request as read. Most attributes keep their class's value: setting few makes a request cheap.
 
     Attributes:
-        method, target: as sent, bytes.
+        head: request line and end-to-end header lines, as they go to the replica but for host and framing; no final CRLF.
         error: set where the request is not to be served but answered with this.
         http11: False for HTTP/1.0: the answer is not chunked and the connection closes.
         keep_alive: the client wants to go on after this answer.
         expect: the client waits for ``100 Continue`` before its body.
         length: announced body length in bytes, -1 if none.
-        content_type, session, request_id, origin, priority, deadline, authorization: values of the headers that the gateway
-            itself understands, b"" where absent.
+        session, request_id, origin, priority, deadline: values of the headers that the gateway itself understands, b""
+            where absent.
     """
 
-    __slots__ = (
-        "authorization", "body", "chunked", "connection", "content_type", "deadline", "error", "expect", "hosts",
-        "http11", "keep_alive", "length", "lines", "method", "origin", "priority", "request_id", "session", "target",
-        "upgrade",
-    )  # fmt: skip
+    method: bytes = b""
+    target: bytes = b""
+    head: bytes = b""
+    body: bytes = b""
+    error: ClientError | None = None
+    http11: bool = True
+    keep_alive: bool = True
+    expect: bool = False
+    chunked: bool = False
+    upgrade: bool = False
+    length: int = -1
+    hosts: int = 0
+    connection: bytes | None = None
+    session: bytes = b""
+    request_id: bytes = b""
+    origin: bytes = b""
+    priority: bytes = b""
+    deadline: bytes = b""
 
     def __init__(self) -> None:
-        self.method = b""
-        self.target = b""
         self.lines: list[bytes] = []
-        self.body = b""
-        self.length = -1
-        self.hosts = 0
-        self.http11 = True
-        self.keep_alive = True
-        self.expect = self.chunked = self.upgrade = False
-        self.connection: bytes | None = None
-        self.content_type = self.session = self.request_id = self.origin = b""
-        self.priority = self.deadline = self.authorization = b""
-        self.error: ClientError | None = None
+        """Header lines while they are being read one by one, flat: name, colon, value, CRLF."""
 
 
 _PLAIN, _HOST, _LENGTH, _CODING, _CONNECTION, _DROP, _EXPECT, _UPGRADE = range(8)
-_TYPE, _SESSION, _REQUEST_ID, _ORIGIN, _PRIORITY, _DEADLINE, _AUTHORIZATION = range(8, 15)
+_SESSION, _REQUEST_ID, _ORIGIN, _PRIORITY, _DEADLINE = range(8, 13)
 
 _KINDS: dict[bytes, int] = {
     b"host": _HOST,
@@ -72,13 +75,11 @@ _KINDS: dict[bytes, int] = {
     b"connection": _CONNECTION,
     b"expect": _EXPECT,
     b"upgrade": _UPGRADE,
-    b"content-type": _TYPE,
     b"x-session-id": _SESSION,
     b"x-request-id": _REQUEST_ID,
     b"origin": _ORIGIN,
     b"x-priority": _PRIORITY,
     b"x-exaserve-deadline-ms": _DEADLINE,
-    b"authorization": _AUTHORIZATION,
     # hop by hop (RFC 9110 7.6.1): meant for us, not for the replica
     b"keep-alive": _DROP,
     b"proxy-connection": _DROP,
@@ -88,12 +89,11 @@ _KINDS: dict[bytes, int] = {
     b"trailer": _DROP,
     b"http2-settings": _DROP,
 }
-# Clients spell headers in three ways; only others have to be lowered on the path.
-_KINDS |= {name.title(): kind for name, kind in _KINDS.items()}
-_SPELLINGS: dict[bytes, int] = dict(_KINDS) | dict.fromkeys(
-    (b"Accept", b"accept", b"User-Agent", b"user-agent", b"Accept-Encoding", b"accept-encoding", b"Accept-Language"),
-    _PLAIN,
-)
+_SPELLINGS = _KINDS | {name.title(): kind for name, kind in _KINDS.items()}
+"""Clients spell most headers in one of two ways; only others have to be lowered on the path."""
+_cut = cutter(name.decode() for name in _KINDS).split
+_LONG_WAY = frozenset({_CODING, _EXPECT, _UPGRADE})
+_SIMPLE_CONNECTION = frozenset({b"keep-alive", b"Keep-Alive"})
 _PROTECTED = frozenset({b"content-type", b"authorization", b"x-request-id"})
 """``Connection`` cannot name these away: a hop-by-hop trick must not strip what the replica judges by."""
 
@@ -114,13 +114,25 @@ class RequestReader:
     """
 
     __slots__ = (
-        "_began", "_fed", "_feed_size", "_limits", "_parser", "_pieces", "_request", "_size", "_special_size", "failed",
-        "phase", "ready",
+        "_began",
+        "_check",
+        "_fed",
+        "_feed_size",
+        "_limits",
+        "_parser",
+        "_pieces",
+        "_request",
+        "_size",
+        "_special_size",
+        "failed",
+        "phase",
+        "ready",
     )  # fmt: skip
 
-    def __init__(self, limits: ClientLimits) -> None:
+    def __init__(self, limits: ClientLimits, check: WholeCheck | None = None) -> None:
         self._limits = limits
-        self._parser = HttpRequestParser(self)
+        self._check = check or WholeCheck(HttpRequestParser)
+        self._parser: HttpRequestParser | None = None
         self.ready: deque[Request] = deque()
         self.phase = IDLE
         self.failed = False
@@ -144,15 +156,23 @@ class RequestReader:
         """Breaks the cycle between this object and its parser, and forgets a half-read request."""
         self.failed = True
         self._pieces = None
-        self._parser = HttpRequestParser(None)
+        self._parser = None
 
     def feed(self, data: bytes) -> None:
         """Reads on; never raises. Bytes after a failure are ignored."""
         if self.failed:
             return
+        if self.phase == IDLE:
+            request = self._whole(data)
+            if request is not None:
+                self.ready.append(request)
+                return
         self._feed_size = len(data)
+        parser = self._parser
+        if parser is None:
+            parser = self._parser = HttpRequestParser(self)
         try:
-            self._parser.feed_data(data)
+            parser.feed_data(data)
         except HttpParserUpgrade as upgrade:
             self._without_upgrade(data[upgrade.args[0] :])
         except HttpParserError as error:
@@ -160,6 +180,49 @@ class RequestReader:
                 self.fail(BadFraming(f"The request is not valid HTTP/1.1: {error}."))
         if self.phase != IDLE and not self.failed:
             self._check_growth(len(data))
+
+    def _whole(self, data: bytes) -> Request | None:
+        """``data`` as one request if it is exactly one, of the usual kind; None sends it the long way, which decides."""
+        limits = self._limits
+        end = data.find(b"\r\n\r\n")
+        if end < 0 or end > limits.header_bytes_max:
+            return None
+        parts = _cut(data[:end])
+        request = Request()
+        length = hosts = 0
+        for at in range(1, len(parts), 3):
+            name = parts[at]
+            kind = _SPELLINGS.get(name) or _KINDS[name.lower()]
+            value = parts[at + 1]
+            if kind == _HOST:
+                hosts += 1
+            elif kind == _LENGTH:
+                if length or len(value) > 15 or not value.isdigit():
+                    return None
+                length = int(value)
+            elif kind == _CONNECTION:
+                if value not in _SIMPLE_CONNECTION:
+                    return None
+            elif kind in _LONG_WAY:
+                return None
+            elif kind != _DROP:
+                value = value.rstrip()
+                self._note(request, kind, value)
+                if kind != _REQUEST_ID:
+                    parts[at + 2] = b"\r\n%b: %b%b" % (name, value, parts[at + 2])
+        if hosts != 1 or end + 4 + length != len(data) or length > limits.body_bytes_max:
+            return None
+        head = request.head = b"".join(parts[::3])
+        words = head.split(b"\r\n", 1)[0].split(b" ")
+        if len(words) != 3 or words[2] != b"HTTP/1.1" or data.count(b"\r\n", 0, end) > limits.header_count_max:
+            return None
+        request.method, request.target, _ = words
+        if not self._check(data):
+            return None
+        if length:
+            request.body = data[end + 4 :]
+            request.length = length
+        return request
 
     def fail(self, error: ClientError) -> None:
         """Ends the request being read, and reading, with ``error``."""
@@ -186,9 +249,7 @@ class RequestReader:
         self._request.target += url
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        kind = _SPELLINGS.get(name)
-        if kind is None:
-            kind = _KINDS.get(name.lower(), _PLAIN)
+        kind = _SPELLINGS.get(name) or _KINDS.get(name.lower(), _PLAIN)
         if kind == _PLAIN:
             self._request.lines += (name, b": ", value, b"\r\n")
         elif self.phase == HEAD:
@@ -199,6 +260,7 @@ class RequestReader:
             return
         request = self._request
         parser = self._parser
+        assert parser is not None
         request.method = parser.get_method()
         version = parser.get_http_version()
         request.keep_alive = parser.should_keep_alive()
@@ -243,7 +305,7 @@ class RequestReader:
         if self.failed:
             return
         request = self._request
-        if request.upgrade and self._parser.should_upgrade():
+        if request.upgrade and self._parser is not None and self._parser.should_upgrade():
             return  # the body, if any, comes through _without_upgrade
         self._complete(request)
 
@@ -252,6 +314,8 @@ class RequestReader:
         if self._pieces is not None:
             request.body = b"".join(self._pieces)
             self._pieces = None
+        request.head = b"%b %b HTTP/1.1\r\n%b" % (request.method, request.target, b"".join(request.lines))
+        request.head = request.head[:-2]
         self.phase = IDLE
         self.ready.append(request)
 
@@ -273,17 +337,16 @@ class RequestReader:
             request.expect = value.strip().lower() == b"100-continue"
         elif kind == _UPGRADE:
             request.upgrade = True
-        elif kind == _REQUEST_ID:
-            request.request_id = value
         elif kind != _DROP:
-            self._noted(kind, value)
-            request.lines += (name, b": ", value, b"\r\n")
+            self._note(request, kind, value)
+            if kind != _REQUEST_ID:
+                request.lines += (name, b": ", value, b"\r\n")
 
-    def _noted(self, kind: int, value: bytes) -> None:
-        """A header that is understood here and still the replica's to see."""
-        request = self._request
-        if kind == _TYPE:
-            request.content_type = value
+    @staticmethod
+    def _note(request: Request, kind: int, value: bytes) -> None:
+        """A header that the gateway understands and that says nothing about framing."""
+        if kind == _REQUEST_ID:
+            request.request_id = value
         elif kind == _SESSION:
             request.session = value
         elif kind == _ORIGIN:
@@ -292,8 +355,6 @@ class RequestReader:
             request.priority = value
         elif kind == _DEADLINE:
             request.deadline = value
-        elif kind == _AUTHORIZATION:
-            request.authorization = value
 
     def _head_size(self) -> int:
         request = self._request
@@ -331,8 +392,8 @@ class RequestReader:
         framing = b"Transfer-Encoding: chunked\r\n" if request.chunked else b""
         if request.length >= 0:
             framing = b"Content-Length: %d\r\n" % request.length
-        self._parser = HttpRequestParser(_BodyOf(self))
-        self._parser.feed_data(b"POST / HTTP/1.1\r\nHost: x\r\n" + framing + b"\r\n")
+        self._parser = parser = HttpRequestParser(_BodyOf(self))
+        parser.feed_data(b"POST / HTTP/1.1\r\nHost: x\r\n" + framing + b"\r\n")
         self.feed(rest)
 
 

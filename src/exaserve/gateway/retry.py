@@ -10,9 +10,23 @@ _SLOTS = 10
 
 
 class RetryBudget:
-    """Counts requests and retries over a sliding window of ten slots."""
+    """Counts requests and retries over a sliding window of ten slots.
 
-    __slots__ = ("_allowed_min", "_at", "_ratio", "_requests", "_requests_sum", "_retries", "_retries_sum", "_slot_s")
+    Attributes:
+        fresh: new requests since :meth:`count`; the request path only adds one here.
+    """
+
+    __slots__ = (
+        "_allowed_min",
+        "_at",
+        "_ratio",
+        "_requests",
+        "_requests_sum",
+        "_retries",
+        "_retries_sum",
+        "_slot_s",
+        "fresh",
+    )
 
     def __init__(self, settings: RetrySettings) -> None:
         self._ratio = settings.budget_ratio
@@ -24,20 +38,11 @@ class RetryBudget:
         self._retries_sum = 0
         self._at = 0
         """Number of the slot now counted into."""
-
-    def request(self, now: float) -> None:
-        """A new request, which earns its share of a retry."""
-        at = int(now / self._slot_s)
-        if at != self._at:
-            self._advance(at)
-        self._requests[at % _SLOTS] += 1
-        self._requests_sum += 1
+        self.fresh = 0
 
     def left(self, now: float) -> bool:
         """Whether a retry may be taken."""
-        at = int(now / self._slot_s)
-        if at != self._at:
-            self._advance(at)
+        self.count(now)
         return self._retries_sum < self._allowed_min + self._ratio * self._requests_sum
 
     def take(self, now: float) -> bool:
@@ -47,6 +52,15 @@ class RetryBudget:
         self._retries[self._at % _SLOTS] += 1
         self._retries_sum += 1
         return True
+
+    def count(self, now: float) -> None:
+        """Puts fresh requests into the slot of ``now``. Called at each tick and before each decision."""
+        at = int(now / self._slot_s)
+        if at != self._at:
+            self._advance(at)
+        self._requests[at % _SLOTS] += self.fresh
+        self._requests_sum += self.fresh
+        self.fresh = 0
 
     def _advance(self, at: int) -> None:
         for slot in range(max(self._at + 1, at - _SLOTS + 1), at + 1):

@@ -10,7 +10,6 @@ that dies inside an event leaves the client at a clean edge, where an error even
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from collections.abc import Callable
 from typing import Protocol, cast
 from urllib.parse import urlsplit
@@ -18,7 +17,8 @@ from urllib.parse import urlsplit
 from httptools import HttpParserError, HttpParserUpgrade, HttpResponseParser
 
 from exaserve.domain.errors import ConnectFailed, ConnectionLost, InvalidResponse, ReplicaError
-from exaserve.gateway.answers import chunk
+from exaserve.gateway.answers import chunk, status_line
+from exaserve.gateway.heads import WholeCheck, cutter, header
 from exaserve.gateway.usage import TAIL_BYTES
 
 __all__ = ["Endpoint", "Relay", "UpstreamConnection"]
@@ -35,26 +35,29 @@ _HOLD_BYTES_MAX = 65_536
 _HEAD_BYTES_MAX = 65_536
 _INTERIM_MAX = 8
 
-_DROP, _LENGTH, _CODING, _TYPE = 1, 2, 3, 4
+_DROP, _LENGTH, _CODING, _CONNECTION = 1, 2, 3, 4
 _KINDS = {
     b"content-length": _LENGTH,
     b"transfer-encoding": _CODING,
-    b"content-type": _TYPE,
-} | dict.fromkeys(
+    b"connection": _CONNECTION,
+    b"upgrade": _CONNECTION,
+}
+_KINDS |= dict.fromkeys(
     (
-        b"connection", b"keep-alive", b"proxy-connection", b"proxy-authenticate", b"te", b"trailer", b"upgrade",
-        b"x-request-id", b"x-exaserve-replica", b"access-control-allow-origin", b"access-control-allow-credentials",
-        b"access-control-expose-headers",
+        b"keep-alive", b"proxy-connection", b"proxy-authenticate", b"te", b"trailer", b"x-request-id", b"x-exaserve-replica",
+        b"access-control-allow-origin", b"access-control-allow-credentials", b"access-control-expose-headers",
     ),
     _DROP,
 )  # fmt: skip
-_KINDS |= {name.title(): kind for name, kind in _KINDS.items()} | {b"date": 0, b"Date": 0, b"server": 0, b"Server": 0}
+"""Hop-by-hop headers, and those that the gateway sets itself."""
+_SPELLINGS = _KINDS | {name.title(): kind for name, kind in _KINDS.items()}
+_cut = cutter(name.decode() for name in _KINDS).split
+_BODYLESS = frozenset({b"204", b"304"})
+_EVENT_STREAM = b"text/event-stream"
 
 
 class Relay(Protocol):
     """What a connection tells the request it carries."""
-
-    active: bool
 
     def answered(self, upstream: UpstreamConnection, rest: bytes) -> None:
         """The head is whole; ``rest`` is what came behind it."""
@@ -62,7 +65,7 @@ class Relay(Protocol):
     def first_byte(self) -> None:
         """The head is about to go to the client, with the first body bytes."""
 
-    def ended(self, upstream: UpstreamConnection, tail: bytes) -> None:
+    def ended(self, _upstream: UpstreamConnection, tail: bytes) -> None:
         """The answer has been passed on whole; ``tail`` is its end."""
 
     def lost(self, upstream: UpstreamConnection, error: ReplicaError) -> None:
@@ -91,77 +94,79 @@ class UpstreamConnection(asyncio.Protocol):
     """One connection to a replica. Carries one :class:`Relay` at a time.
 
     Attributes:
-        status, lines: of the answer whose head is whole; ``lines`` are complete end-to-end header lines, joined.
+        status, head: of the answer whose head is whole; ``head`` is its status line and end-to-end headers, no final CRLF.
         event_stream, length, chunked, reusable: as the answer's head says (``length`` -1 where it says nothing).
         reused: has carried an answer before, so it may be dead without our knowing.
         sent_at, idle_since: seconds, monotonic.
         silent: nothing has come back since the request was sent.
+        active: bytes have come since the tick last looked, which is cheaper than a clock for each.
+        complete: the answer has come whole.
         clean: the client is at an event's and a chunk's end: an error event may follow.
     """
 
     __slots__ = (
-        "_buffer", "_coding_unknown", "_complete", "_decoder", "_feed", "_head", "_http11", "_interims", "_parser",
-        "_pending", "_remaining", "_surplus", "_tail", "_write", "chunked", "clean", "endpoint", "event_stream",
-        "idle_since", "length", "lines", "mode", "on_closed", "paused", "relay", "reusable", "reused", "sent_at",
-        "silent", "status", "transport",
+        "_buffer", "_check", "_coding_unknown", "_decoder", "_feed", "_held_head", "_http11", "_interims", "_lines", "_odd",
+        "_parser", "_pending", "_remaining", "_surplus", "_tail", "_write", "active", "chunked", "clean", "complete",
+        "endpoint", "event_stream", "head", "idle_since", "length", "mode", "on_closed", "paused", "relay", "reusable",
+        "reused", "sent_at", "silent", "status", "transport",
     )  # fmt: skip
 
-    def __init__(self, endpoint: Endpoint, on_closed: Callable[[UpstreamConnection], None]) -> None:
+    def __init__(self, endpoint: Endpoint, on_closed: Callable[[UpstreamConnection], None], check: WholeCheck) -> None:
         self.endpoint = endpoint
         self.on_closed = on_closed
-        self.transport: asyncio.Transport | None = None
-        self._parser = HttpResponseParser(self)
-        self._feed: Callable[[bytes], None] = self._parser.feed_data
-        self._write: Callable[[bytes], None] = _nowhere
-        self._tail: deque[bytes] = deque(maxlen=4)
-        self.relay: Relay | None = None
+        self._check = check
         self.mode = IDLE
-        self.reused = self.paused = False
+        self.transport: asyncio.Transport | None = None
+        self.relay: Relay | None = None
+        self.reused = self.paused = self.active = self.reusable = False
+        self.silent = self._http11 = True
         self.idle_since = self.sent_at = 0.0
+        self.head = b""
+        self._parser: HttpResponseParser | None = None
+        self._feed: Callable[[bytes], None] = _nowhere
+        self._write: Callable[[bytes], None] = _nowhere
         self._reset()
 
     def _reset(self) -> None:
-        self.lines: list[bytes] = []
-        self.status = 0
+        """Forgets the last answer."""
+        self._lines: list[bytes] = []
         self.length = -1
-        self.chunked = self.event_stream = self.reusable = self.clean = False
-        self._complete = self._surplus = self._coding_unknown = False
-        self._http11 = self.silent = True
-        self._interims = self._remaining = 0
-        self._buffer = self._head = self._pending = b""
+        self.status = self._interims = self._remaining = 0
+        self.chunked = self.event_stream = self.clean = False
+        self.complete = self._surplus = self._coding_unknown = self._odd = False
+        self._buffer = self._held_head = self._pending = self._tail = b""
         self._decoder: _ChunkDecoder | None = None
 
     # ---- parser callbacks ---------------------------------------------------------------------------------------
     def on_message_begin(self) -> None:
-        if self._complete:
+        if self.complete:
             self._surplus = True
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        kind = _KINDS.get(name)
-        if kind is None:
-            kind = _KINDS.get(name.lower(), 0)
+        if self.status >= 200:
+            return  # a trailer, which goes with the body as it is
+        kind = _SPELLINGS.get(name) or _KINDS.get(name.lower(), 0)
         if kind == 0:
-            self.lines += (name, b": ", value, b"\r\n")
+            self._lines += (b"\r\n", name, b": ", value)
         elif kind == _LENGTH:
             self.length = int(value)
-        elif kind == _TYPE:
-            self.event_stream = value[:17].lower() == b"text/event-stream"
-            self.lines += (name, b": ", value, b"\r\n")
         elif kind == _CODING:
             self.chunked = value.strip().lower() == b"chunked"
             self._coding_unknown = not self.chunked
 
     def on_headers_complete(self) -> None:
-        self.status = self._parser.get_status_code()
-        self.reusable = self._parser.should_keep_alive()
+        parser = self._parser
+        assert parser is not None
+        self.status = parser.get_status_code()
+        self.reusable = parser.should_keep_alive()
 
     def on_message_complete(self) -> None:
         if self.status < 200:  # an interim answer, such as 100 or 103: the real one follows
-            self.lines = []
+            self._lines = []
             self.status = 0
             self._interims += 1
         else:
-            self._complete = True
+            self.complete = self._odd = True
 
     # ---- asyncio.Protocol ---------------------------------------------------------------------------------------
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -175,17 +180,13 @@ class UpstreamConnection(asyncio.Protocol):
             except HttpParserError as error:
                 self._invalid(error)
                 return
-            if self._pending:
-                data = self._pending + data
-                self._pending = b""
-            if self._complete:
-                self._end(data)
-            elif data.endswith(_EVENT_END):
-                self._tail.append(data)
-                self.relay.active = True  # type: ignore[union-attr]  # SSE is a mode with a relay
-                self._write(data)
-            else:
-                self._hold(data)
+            if self._odd or not data.endswith(_EVENT_END):
+                self._uneven(data)
+                return
+            if b'"usage"' in data:
+                self._tail = data
+            self.active = True
+            self._write(data)
         elif mode == HEAD:
             self._head_received(data)
         elif mode == IDLE:
@@ -200,6 +201,7 @@ class UpstreamConnection(asyncio.Protocol):
         mode, relay = self.mode, self.relay
         self.mode = CLOSED
         self._feed = _nowhere
+        self._parser = None
         self.on_closed(self)
         if relay is None:
             return
@@ -214,23 +216,24 @@ class UpstreamConnection(asyncio.Protocol):
         return self.mode == IDLE
 
     # ---- for the exchange ---------------------------------------------------------------------------------------
-    def send(self, relay: Relay, data: list[bytes], now: float) -> None:
-        """Sends a request; ``relay`` hears of its answer."""
-        assert self.transport is not None
+    def send(self, relay: Relay, data: bytes, body: bytes, now: float) -> None:
+        """Sends a request; ``relay`` hears of its answer. ``body`` is what was too large to join to ``data``."""
+        transport = self.transport
+        assert transport is not None
         assert self.mode == IDLE
         self.relay = relay
         self.mode = HEAD
         self.sent_at = now
-        if len(data) == 1:
-            self.transport.write(data[0])
-        else:
-            self.transport.writelines(data)
+        self.silent = True
+        transport.write(data)
+        if body:
+            transport.write(body)
 
     def pass_on(
         self, head: bytes, rest: bytes, write: Callable[[bytes], None], *, http11: bool, bodyless: bool
     ) -> None:
         """Relays the answer whose head has come: ``head`` (the client's) first, together with the first body bytes."""
-        self._head = head
+        self._held_head = head
         self._write = write
         self._http11 = http11
         if bodyless:
@@ -245,7 +248,7 @@ class UpstreamConnection(asyncio.Protocol):
             self._remaining = self.length
         else:
             self.mode = EOF
-        if rest or self._complete:
+        if rest or self.complete:
             self._relay_body(rest)
 
     def pause(self) -> None:
@@ -273,20 +276,30 @@ class UpstreamConnection(asyncio.Protocol):
         self.relay = None
         if self.mode == CLOSED:
             return False
-        if not self.reusable or self._surplus or not self._complete:
+        if not self.reusable or self._surplus or not self.complete:
             self.abort()
             return False
         self.resume()
         self.mode = IDLE
         self.reused = True
         self.idle_since = now
-        self._tail.clear()
-        self._reset()
+        if self._parser is not None or self._buffer:
+            self._reset()
+        else:
+            self.complete = self._odd = False
         return True
 
     # ---- inside -------------------------------------------------------------------------------------------------
     def _head_received(self, data: bytes) -> None:
-        self.silent = False
+        if self.silent:
+            self.silent = False
+            if self._whole(data):
+                return
+        parser = self._parser
+        if parser is None:
+            parser = self._parser = HttpResponseParser(self)
+            self._feed = parser.feed_data
+            self._reset()
         try:
             self._feed(data)
         except HttpParserUpgrade:
@@ -308,6 +321,8 @@ class UpstreamConnection(asyncio.Protocol):
             for _ in range(self._interims + 1):
                 end = data.index(b"\r\n\r\n", end) + 4
             self._buffer = b""
+            self.head = status_line(self.status)[:-2] + b"".join(self._lines)
+            self.event_stream = header(self.head, b"content-type")[:17].lower() == _EVENT_STREAM
             assert self.relay is not None
             self.relay.answered(self, data[end:])
         else:
@@ -315,22 +330,59 @@ class UpstreamConnection(asyncio.Protocol):
             if len(data) > _HEAD_BYTES_MAX:
                 self._invalid("its head is too long")
 
+    def _whole(self, data: bytes) -> bool:
+        """Relays ``data`` if it is exactly one answer of the usual kind; False sends it the long way, which decides."""
+        end = data.find(b"\r\n\r\n")
+        if end < 0:
+            return False
+        parts = _cut(data[:end])
+        length = -1
+        for at in range(1, len(parts), 3):
+            kind = _SPELLINGS.get(parts[at]) or _KINDS[parts[at].lower()]
+            if kind == _LENGTH:
+                value = parts[at + 1]
+                if length >= 0 or len(value) > 15 or not value.isdigit():
+                    return False
+                length = int(value)
+            elif kind != _DROP:
+                return False
+        status = data[9:12]
+        if length < 0 or end + 4 + length != len(data) or data[:9] != b"HTTP/1.1 " or not b"200" <= status <= b"599":
+            return False
+        if status in _BODYLESS or not self._check(data):
+            return False
+        self.status = int(status)
+        self.length = length
+        self.reusable = self.complete = self._odd = True
+        self.chunked = self.event_stream = False
+        self.head = b"".join(parts[::3])
+        assert self.relay is not None
+        self.relay.answered(self, data[end + 4 :])
+        return True
+
     def _body(self, data: bytes) -> None:
         """Bytes of a body, off the path of running event streams."""
         if self.mode != EOF:
             try:
                 self._feed(data)
             except HttpParserError as error:
-                if not self._complete or self.mode != LENGTH:
+                if not self.complete or self.mode != LENGTH:
                     self._invalid(error)
                     return
                 self._surplus = True
-        assert self.relay is not None
-        self.relay.active = True
+        self.active = True
+        self._relay_body(data)
+
+    def _uneven(self, data: bytes) -> None:
+        """Bytes of an event stream that begin or end inside an event, or end the stream."""
+        self.active = True
         if self._pending:
             data = self._pending + data
             self._pending = b""
-        self._relay_body(data)
+        if self.complete:
+            self._end(data)
+        else:
+            self._hold(data)
 
     def _relay_body(self, data: bytes) -> None:
         mode = self.mode
@@ -340,24 +392,21 @@ class UpstreamConnection(asyncio.Protocol):
                 data = data[: self._remaining]
                 self._surplus = True
             if self._remaining <= 0:
-                self._tail.append(data)
                 self._finish(data)
                 return
         elif mode == DECODE:
             assert self._decoder is not None
             data = self._decoder.feed(data)
-            if self._complete:
-                self._tail.append(data)
+            if self.complete:
                 self._finish(data)
                 return
-        elif mode != EOF:
-            if self._complete:
-                self._end(data)
-                return
-            if mode == FIRST:
-                self._hold(data)
-                return
-        self._tail.append(data)
+        elif mode == FIRST:
+            self._uneven(data)
+            return
+        elif mode == RAW and self.complete:
+            self._end(data)
+            return
+        self._tail = data if len(data) >= TAIL_BYTES else (self._tail + data)[-TAIL_BYTES:]
         if mode == EOF and self._http11 and data:
             data = chunk(data)
         self._send(data)
@@ -372,10 +421,14 @@ class UpstreamConnection(asyncio.Protocol):
             self.mode = RAW
             self.clean = False
             cut = len(data)
-        self._pending = data[cut:]
+        pending = data[cut:]
+        self._pending = pending
+        self._odd = bool(pending)
         if cut:
-            self._tail.append(data[:cut])
-            self._send(data[:cut])
+            data = data[:cut]
+            if b'"usage"' in data:
+                self._tail = data
+            self._send(data)
 
     def _end(self, data: bytes) -> None:
         """The last bytes of a chunked body. Stray line ends behind it, which the parser forgives, are not passed on."""
@@ -386,16 +439,15 @@ class UpstreamConnection(asyncio.Protocol):
         if core and len(data) > len(core) + 4:
             data = core + b"\r\n\r\n"
             self._surplus = True
-        self._tail.append(data)
         self._finish(data)
 
     def _send(self, data: bytes) -> None:
         """To the client, with the head if that has not gone yet."""
-        if self._head:
+        if self._held_head:
             if self.relay is not None:
                 self.relay.first_byte()
-            data = self._head + data
-            self._head = b""
+            data = self._held_head + data
+            self._held_head = b""
         if data:
             self._write(data)
 
@@ -403,10 +455,8 @@ class UpstreamConnection(asyncio.Protocol):
         self._send(data)
         relay = self.relay
         self.relay = None
-        tail = self._tail
         if relay is not None:
-            last = tail[-1] if tail else b""
-            relay.ended(self, last if len(last) >= TAIL_BYTES or len(tail) < 2 else b"".join(tail))
+            relay.ended(self, data if len(data) >= TAIL_BYTES or not self._tail else self._tail + data)
 
     def _invalid(self, why: object) -> None:
         relay = self.relay
