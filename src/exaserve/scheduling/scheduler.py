@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping
+from dataclasses import replace
 from random import Random
 from types import MappingProxyType
 
@@ -239,6 +240,9 @@ class Scheduler:
         if pool is None:
             return Refusal(RefusalReason.MODEL_UNKNOWN, f"no replica serves model {facts.model!r}")
         choice = self._policy.pick(pool, facts, now, exclude)
+        if choice is None and (cut := _cut_to_fit(pool, facts)) is not None:
+            facts = cut
+            choice = self._policy.pick(pool, facts, now, exclude)
         if choice is None:
             return self._refusal(pool, exclude)
         state, cost_s, cached = choice
@@ -332,3 +336,19 @@ class Scheduler:
             assert pool.inflight >= 0
             assert pool.eligible == [s for s in pool.members.values() if s.eligible]
         self._prefix.validate()
+
+
+def _cut_to_fit(pool: Pool, facts: RequestFacts) -> RequestFacts | None:
+    """The request as the roomiest ready replica could hold it, or None where some replica can hold it as it is.
+
+    No waiting helps what fits nowhere. Its length is an estimate, and the engine knows better: it gets the request, and
+    the client the engine's own answer, instead of a wait and 503.
+    """
+    room = max((min(s.prompt_max - 1, s.kv_max or math.inf) for s in pool.eligible), default=math.inf)
+    need = facts.prompt_tokens + facts.output_tokens
+    if facts.prompt_tokens <= room and not all(s.kv_max and need > s.kv_max for s in pool.eligible):
+        return None
+    if math.isinf(room):
+        return None
+    prompt = int(min(facts.prompt_tokens, room))
+    return replace(facts, prompt_tokens=prompt, output_tokens=int(max(0, min(facts.output_tokens, room - prompt))))
