@@ -206,7 +206,7 @@ class RequestReader:
             elif kind in _LONG_WAY:
                 return None
             elif kind != _DROP:
-                value = value.rstrip()
+                value = value.rstrip(b" \t")
                 self._note(request, kind, value)
                 if kind != _REQUEST_ID:
                     parts[at + 2] = b"\r\n%b: %b%b" % (name, value, parts[at + 2])
@@ -214,7 +214,7 @@ class RequestReader:
             return None
         head = request.head = b"".join(parts[::3])
         words = head.split(b"\r\n", 1)[0].split(b" ")
-        if len(words) != 3 or words[2] != b"HTTP/1.1" or data.count(b"\r\n", 0, end) > limits.header_count_max:
+        if len(words) != 3 or not words[0].isalpha() or words[2] != b"HTTP/1.1" or data.count(b"\r\n", 0, end) > limits.header_count_max:
             return None
         request.method, request.target, _ = words
         if not self._check(data):
@@ -250,9 +250,11 @@ class RequestReader:
 
     def on_header(self, name: bytes, value: bytes) -> None:
         kind = _SPELLINGS.get(name) or _KINDS.get(name.lower(), _PLAIN)
-        if kind == _PLAIN:
+        if self.phase != HEAD:
+            self._special_size += len(name) + len(value)  # a trailer: dropped
+        elif kind == _PLAIN:
             self._request.lines += (name, b": ", value, b"\r\n")
-        elif self.phase == HEAD:
+        else:
             self._special(kind, name, value)
 
     def on_headers_complete(self) -> None:
@@ -305,7 +307,7 @@ class RequestReader:
         if self.failed:
             return
         request = self._request
-        if request.upgrade and self._parser is not None and self._parser.should_upgrade():
+        if self._parser is not None and self._parser.should_upgrade():
             return  # the body, if any, comes through _without_upgrade
         self._complete(request)
 
@@ -322,6 +324,7 @@ class RequestReader:
     def _special(self, kind: int, name: bytes, value: bytes) -> None:
         """A header that means something to the gateway."""
         request = self._request
+        value = value.rstrip(b" \t")
         self._special_size += len(name) + len(value) + 4
         if kind == _HOST:
             request.hosts += 1

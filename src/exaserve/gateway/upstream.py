@@ -86,7 +86,7 @@ class Endpoint:
         self.host = parts.hostname
         self.port = parts.port or 80
         self.host_line = b"Host: " + parts.netloc.rpartition("@")[2].encode("latin-1") + b"\r\n"
-        self.replica_line = b"x-exaserve-replica: " + replica.encode("latin-1", "replace") + b"\r\nx-request-id: "
+        self.replica_line = b"\r\nx-exaserve-replica: " + replica.encode("latin-1", "replace") + b"\r\nx-request-id: "
         self.idle: list[UpstreamConnection] = []
 
 
@@ -208,6 +208,7 @@ class UpstreamConnection(asyncio.Protocol):
         if mode == EOF and exc is None:
             self._finish(b"0\r\n\r\n" if self._http11 else b"")
         else:
+            self.relay = None
             relay.lost(self, ConnectionLost(f"The replica closed the connection: {exc or 'end of stream'}."))
 
     @property
