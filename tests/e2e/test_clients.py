@@ -1,0 +1,132 @@
+"""The official clients, unchanged, through a real gateway process to emulated engines."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shutil
+import subprocess
+from collections.abc import Iterator
+
+import anthropic
+import httpx
+import openai
+import pytest
+from tests.e2e.harness import MODEL, GatewayProcess, emulator
+
+pytestmark = pytest.mark.xdist_group("e2e-clients")
+
+ASK = [{"role": "user", "content": "Say something."}]
+
+
+@pytest.fixture(scope="module")
+def gateway() -> Iterator[GatewayProcess]:
+    with emulator() as engines, GatewayProcess(engines.urls) as process:
+        yield process.ready()
+
+
+@pytest.fixture
+def client(gateway: GatewayProcess) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{gateway.url}/v1", api_key="none", max_retries=0, timeout=20) as one:
+        yield one
+
+
+def test_models(client):
+    assert [model.id for model in client.models.list()] == [MODEL]
+    assert client.models.retrieve(MODEL).id == MODEL
+
+
+def test_chat(client):
+    answer = client.chat.completions.create(model=MODEL, messages=ASK, max_tokens=7)
+    assert answer.choices[0].message.content
+    assert answer.choices[0].finish_reason == "length"
+    assert answer.usage.completion_tokens == 7
+
+
+def test_chat_streamed_with_usage(client):
+    stream = client.chat.completions.create(
+        model=MODEL, messages=ASK, max_tokens=7, stream=True, stream_options={"include_usage": True}
+    )
+    chunks = list(stream)
+    text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
+    assert text
+    assert chunks[-1].usage.completion_tokens == 7
+
+
+def test_completions(client):
+    assert client.completions.create(model=MODEL, prompt="Once", max_tokens=3).choices[0].text
+    parts = list(client.completions.create(model=MODEL, prompt="Once", max_tokens=3, stream=True))
+    assert "".join(part.choices[0].text for part in parts if part.choices)
+
+
+def test_tools_pass_through(client):
+    tool = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {}}}}
+    answer = client.chat.completions.create(model=MODEL, messages=ASK, max_tokens=5, tools=[tool])
+    assert answer.choices[0].message is not None
+
+
+def test_response_headers_name_the_replica_and_keep_the_request_id(client):
+    raw = client.chat.completions.with_raw_response.create(
+        model=MODEL, messages=ASK, max_tokens=1, extra_headers={"x-request-id": "mine-7"}
+    )
+    assert raw.headers["x-request-id"] == "mine-7"
+    assert raw.headers["x-exaserve-replica"].startswith("127.0.0.1:")
+
+
+def test_a_model_nobody_serves_is_404_with_what_is_served(client):
+    with pytest.raises(openai.NotFoundError, match=MODEL) as caught:
+        client.chat.completions.create(model="none", messages=ASK)
+    assert caught.value.code == "model_not_found"
+
+
+def test_an_engines_own_refusal_passes_through(client):
+    with pytest.raises(openai.BadRequestError):
+        client.chat.completions.create(model=MODEL, messages=[{"role": "user", "content": "x " * 300_000}])
+
+
+def test_async_clients_at_once(gateway):
+    async def ask_all() -> list[str]:
+        async with openai.AsyncOpenAI(base_url=f"{gateway.url}/v1", api_key="none", max_retries=0) as client:
+
+            async def one(index: int) -> str:
+                if index % 2:
+                    stream = await client.chat.completions.create(model=MODEL, messages=ASK, max_tokens=5, stream=True)
+                    parts = [chunk.choices[0].delta.content or "" async for chunk in stream if chunk.choices]
+                    return "".join(parts)
+                answer = await client.chat.completions.create(model=MODEL, messages=ASK, max_tokens=5)
+                return answer.choices[0].message.content or ""
+
+            return await asyncio.gather(*(one(index) for index in range(40)))
+
+    assert all(asyncio.run(ask_all()))
+
+
+def test_anthropic(gateway):
+    with anthropic.Anthropic(base_url=gateway.url, api_key="none", max_retries=0) as client:
+        message = client.messages.create(model=MODEL, max_tokens=5, messages=ASK)
+        assert message.content
+        assert message.usage.output_tokens == 5
+        with client.messages.stream(model=MODEL, max_tokens=5, messages=ASK) as stream:
+            assert "".join(stream.text_stream)
+        with pytest.raises(anthropic.NotFoundError, match="not served"):
+            client.messages.create(model="none", max_tokens=5, messages=ASK)
+
+
+@pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed")
+def test_curl(gateway):
+    body = json.dumps({"model": MODEL, "messages": ASK, "max_tokens": 3, "stream": True})
+    command = ["curl", "-sSN", "--max-time", "20", f"{gateway.url}/v1/chat/completions", "-d", body]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    events = [line for line in done.stdout.split("\n\n") if line]
+    assert events[-1] == "data: [DONE]"
+    assert all(event.startswith("data: ") for event in events)
+    sent = subprocess.run([*command, "-H", "Transfer-Encoding: chunked"], capture_output=True, text=True, check=True)
+    assert "data: [DONE]" in sent.stdout
+
+
+def test_everything_returned_to_zero(gateway):
+    for name in ("exaserve_requests_in_flight", "exaserve_streams_open", "exaserve_queue_depth"):
+        assert gateway.gauge(name) == 0
+    assert gateway.gauge("exaserve_replica_inflight") == 0
+    assert gateway.gauge("exaserve_replica_ledger_kv_tokens") == 0
+    assert httpx.get(f"{gateway.url}/ready", trust_env=False).status_code == 200
