@@ -5,7 +5,7 @@ from __future__ import annotations
 from exaserve.domain.request import RequestFacts
 from exaserve.scheduling.ledger import ReplicaState
 
-__all__ = ["may_take", "why_not"]
+__all__ = ["fits", "may_take", "why_not"]
 
 
 def may_take(state: ReplicaState, facts: RequestFacts) -> bool:
@@ -14,13 +14,13 @@ def may_take(state: ReplicaState, facts: RequestFacts) -> bool:
     An idle replica may take anything that fits its cache at all: a request larger than the watermark would otherwise
     wait for ever.
     """
+    return state.room and (facts.prompt_tokens + facts.output_tokens <= state.need_free or fits(state, facts))
+
+
+def fits(state: ReplicaState, facts: RequestFacts) -> bool:
+    """Whether the request fits the replica's whole cache and its context window."""
     need = facts.prompt_tokens + facts.output_tokens
-    return (
-        state.depth < state.config.queue_depth_max
-        and (state.kv_predicted < state.kv_limit or not state.inflight)
-        and (not state.kv_max or need <= state.kv_max)
-        and facts.prompt_tokens < state.prompt_max
-    )
+    return (not state.kv_max or need <= state.kv_max) and facts.prompt_tokens < state.prompt_max
 
 
 def why_not(state: ReplicaState, facts: RequestFacts) -> str | None:

@@ -10,6 +10,8 @@ _OUTPUT_TOKENS = 200.0
 """Start value for answers without a known bound; public chat traces have means of 100 to 300."""
 _STEP = 0.05
 """Weight of one new observation: about the last 40 answers count."""
+_FIT_EVERY = 8
+"""Observations between two fits, a power of two; reports come several times a second and refresh each replica too."""
 
 
 class PrefillModel:
@@ -25,7 +27,7 @@ class PrefillModel:
         window_s: seconds of observed prefill after which an observation has lost half its weight.
     """
 
-    __slots__ = ("_sums", "_window_s", "a", "b")
+    __slots__ = ("_sums", "_unfitted", "_window_s", "a", "b")
 
     def __init__(self, tokens_per_s: float, prior_s: float, window_s: float) -> None:
         self._window_s = window_s
@@ -34,16 +36,26 @@ class PrefillModel:
         self._sums = (prior_tokens, prior_tokens * 1e3, prior_tokens * 1e6, prior_s, prior_s * 1e3)
         self.a = 1.0 / tokens_per_s
         self.b = 0.0
+        self._unfitted = 0
 
     def seconds(self, tokens: float) -> float:
         return tokens * (self.a + self.b * tokens)
 
     def observe(self, tokens: int, took_s: float) -> None:
+        """Take an observation; every eighth moves the fit (it is read far more often than it changes)."""
         keep = 0.5 ** min(took_s / self._window_s, 60.0)
         t1, t2, t3, y, ty = self._sums
         t1, t2, t3 = t1 * keep + tokens, t2 * keep + tokens * tokens, t3 * keep + float(tokens) ** 3
         y, ty = y * keep + took_s, ty * keep + tokens * took_s
         self._sums = (t1, t2, t3, y, ty)
+        self._unfitted += 1
+        if self._unfitted >= _FIT_EVERY:
+            self.fit()
+
+    def fit(self) -> None:
+        """Recompute ``a`` and ``b`` from what was observed."""
+        self._unfitted = 0
+        t1, t2, t3, y, ty = self._sums
         spread = t1 * t3 - t2 * t2
         b = (t1 * ty - t2 * y) / spread if spread > 1e-3 * t1 * t3 else self.b
         # Neither part is negative; where the fit says so, the other one carries all.
@@ -55,7 +67,7 @@ class PrefillModel:
 class Speed:
     """One replica's prefill time as a multiple of its peers' model, from its own observations, which fade."""
 
-    __slots__ = ("_believed_s", "_prior_s", "_took_s", "_window_s", "model")
+    __slots__ = ("_believed_s", "_prior_s", "_took_s", "_unread", "_window_s", "model")
 
     def __init__(self, model: PrefillModel, prior_s: float, window_s: float) -> None:
         self.model = model
@@ -63,14 +75,17 @@ class Speed:
         self._window_s = window_s
         self._took_s = 0.0
         self._believed_s = 0.0
+        self._unread = 0
 
-    def observe(self, tokens: int, took_s: float) -> None:
+    def observe(self, tokens: int, took_s: float) -> bool:
         """A prompt's prefill took ``took_s``; short prompts that share a step show up as next to nothing, and that
-        is right in sum."""
+        is right in sum. Returns whether it is time to read :attr:`factor` again."""
         keep = 0.5 ** min(took_s / self._window_s, 60.0)
         self._took_s = self._took_s * keep + took_s
         self._believed_s = self._believed_s * keep + self.model.seconds(tokens)
         self.model.observe(tokens, took_s)
+        self._unread += 1
+        return self._unread & (_FIT_EVERY - 1) == 1
 
     @property
     def factor(self) -> float:

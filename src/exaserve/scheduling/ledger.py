@@ -46,6 +46,10 @@ class ReplicaState:
         kv_predicted / kv_limit / kv_max: KV tokens in use, at the watermark, in all (0 where the size is unknown).
         penalty: multiplies the cost: 1 / (weight x slow-start share), raised while suspect.
         failure_cost_s: added while the replica has failed recently, seconds.
+        extra_s: what does not depend on the request: ``decode_s x penalty + failure_cost_s``.
+        room: whether depth and KV use let it take anything now (E2).
+        need_free: largest ``prompt + output`` in tokens that raises no question of memory, context or a special term;
+            larger ones are priced by :func:`exaserve.scheduling.entropy.cost`.
         prompt_max: longest prompt the context window takes, tokens (infinite where unknown).
         special: whether something rare applies (a forced score, a network term), priced apart.
     """
@@ -59,6 +63,7 @@ class ReplicaState:
         "drain_at",
         "draining",
         "eligible",
+        "extra_s",
         "failure_cost_s",
         "failures",
         "forced",
@@ -75,7 +80,9 @@ class ReplicaState:
         "kv_max",
         "kv_own",
         "kv_predicted",
+        "kv_reported",
         "last_report",
+        "need_free",
         "penalty",
         "pending",
         "pending_s",
@@ -88,12 +95,14 @@ class ReplicaState:
         "ramp",
         "removed",
         "report_fresh",
+        "room",
         "running",
         "spec",
         "special",
         "speed",
         "suspicion",
         "url",
+        "waiting_reported",
         "weight",
     )
 
@@ -123,6 +132,8 @@ class ReplicaState:
         self.progressed_since = 0
         self.last_report: Report | None = None
         self.report_fresh = False
+        self.waiting_reported = -1
+        self.kv_reported = -math.inf
         self.foreign_waiting = 0
         self.foreign_running = 0
         self.foreign_s = 0.0
@@ -145,7 +156,6 @@ class ReplicaState:
             self.weight = spec.weight
         self._set_kv_max()
         self.set_penalty()
-        self.refresh()
 
     # -- operator, health ------------------------------------------------------------------------------------------
 
@@ -157,6 +167,7 @@ class ReplicaState:
         self.eligible = (
             self.available and not self.draining and self.weight > 0 and self.forced != math.inf and not self.removed
         )
+        self.refresh()
 
     def why_not_eligible(self) -> str | None:
         """The reason this replica may take no request at all, or None."""
@@ -231,7 +242,8 @@ class ReplicaState:
 
     def _advance(self, now: float) -> None:
         """Move plain requests at the head of the queue on, whose prefill must be over by the learned rate."""
-        for head in list(self.pending):
+        while self.pending:
+            head = next(iter(self.pending))
             if head.stream:
                 break
             done_at = self.drain_at + head.work_s
@@ -255,8 +267,8 @@ class ReplicaState:
             self._observe(placement.tokens, took)
 
     def _observe(self, tokens: int, took_s: float) -> None:
-        self.speed.observe(tokens, took_s)
-        self._set_rate()
+        if self.speed.observe(tokens, took_s):
+            self._set_rate()
 
     def _set_rate(self) -> None:
         factor = self.speed.factor
@@ -279,6 +291,7 @@ class ReplicaState:
             return False
         self.last_report = report
         self.report_fresh = True
+        self.waiting_reported = -1 if report.waiting is None else report.waiting
         newer = newer_kv = 0
         for placement in reversed(self.pending):
             if placement.placed_at <= report.taken_at:
@@ -296,6 +309,7 @@ class ReplicaState:
         self.foreign_running = foreign - self.foreign_waiting
         self.foreign_s = self.foreign_waiting * self.prefill_s(mean_prompt_tokens)
         self._set_kv_max()
+        self.kv_reported = -math.inf if report.kv_use is None or not self.kv_max else report.kv_use * self.kv_max
         self._set_rate()
         self.refresh()
         return True
@@ -304,15 +318,17 @@ class ReplicaState:
         """Stop believing a report that is too old: the ledger alone judges from here on."""
         report = self.last_report
         if self.report_fresh and report is not None and now - report.taken_at > self.config.report_stale_s:
-            self.report_fresh = False
-            self.foreign_waiting = self.foreign_running = 0
-            self.foreign_s = 0.0
-            self.refresh()
+            self._disbelieve()
 
     def forget_report(self) -> None:
         """The engine restarted: neither its report nor its counters mean anything now."""
         self.last_report = None
+        self._disbelieve()
+
+    def _disbelieve(self) -> None:
         self.report_fresh = False
+        self.waiting_reported = -1
+        self.kv_reported = -math.inf
         self.foreign_waiting = self.foreign_running = 0
         self.foreign_s = 0.0
         self.refresh()
@@ -331,28 +347,27 @@ class ReplicaState:
     def refresh(self) -> None:
         """Recompute what policies read. Constant time; called once per event."""
         pending = self.pending
-        if pending:
+        own = len(pending)
+        if own:
             head = next(iter(pending))
             self.head_s = head.work_s * _HEAD_SHARE if head.stream else self.pending_s
         else:
             self.head_s = 0.0
-        own = len(pending)
-        report = self.last_report
-        if self.report_fresh and report is not None:
-            if report.waiting is None:
-                self.depth = own
-            else:
-                believed = report.waiting + self.placed_since - self.progressed_since
-                self.depth = max(0, min(believed, own + self.foreign_waiting))
-            if report.kv_use is not None and self.kv_max:
-                self.kv_predicted = max(float(self.kv_own), report.kv_use * self.kv_max + self.kv_delta)
-            else:
-                self.kv_predicted = float(self.kv_own)
-        else:
-            self.depth = own
-            self.kv_predicted = float(self.kv_own)
-        self.running = self.decoding + self.foreign_running
-        self.decode_s = self.running * self.config.decode_seq_s * self.config.decode_weight
+        depth = own
+        if self.waiting_reported >= 0:
+            # Nobody can be waiting but our own without a first token, and what others had waiting.
+            believed = self.waiting_reported + self.placed_since - self.progressed_since
+            depth = max(0, min(believed, own + self.foreign_waiting))
+        self.depth = depth
+        # What waits has taken no KV yet, so the ledger may know of more than the report.
+        kv = max(float(self.kv_own), self.kv_reported + self.kv_delta)
+        self.kv_predicted = kv
+        config = self.config
+        self.running = running = self.decoding + self.foreign_running
+        self.decode_s = decode_s = running * config.decode_seq_s * config.decode_weight
+        self.extra_s = decode_s * self.penalty + self.failure_cost_s
+        self.room = depth < config.queue_depth_max and (kv < self.kv_limit or not self.inflight)
+        self.need_free = -1.0 if self.special else min(self.kv_limit - kv, self.prompt_max)
 
     def backlog_s(self, now: float) -> float:
         """Seconds of prefill ahead of a request placed now: own and foreign, less what has had time to drain."""

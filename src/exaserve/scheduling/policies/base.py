@@ -16,7 +16,7 @@ from exaserve.scheduling.ledger import ReplicaState
 from exaserve.scheduling.pool import Pool
 from exaserve.scheduling.prefix import PrefixIndex
 
-__all__ = ["Choice", "Policy", "PolicyContext", "PolicyFactory", "allowed"]
+__all__ = ["Choice", "Policy", "PolicyContext", "PolicyFactory", "allowed", "drawn"]
 
 
 class Choice(NamedTuple):
@@ -59,3 +59,21 @@ def allowed(pool: Pool, facts: RequestFacts, exclude: Collection[ReplicaId]) -> 
     if exclude:
         return [s for s in pool.eligible if s.id not in exclude and may_take(s, facts)]
     return [s for s in pool.eligible if may_take(s, facts)]
+
+
+def drawn(
+    context: PolicyContext, pool: Pool, facts: RequestFacts, exclude: Collection[ReplicaId]
+) -> list[ReplicaState]:
+    """The replicas a policy compares: all allowed ones up to ``full_scan_max``, above it a random sample of them.
+
+    The power of d choices: a sample is within a few per cent of the whole and costs the same at 3,072 as at 64.
+    """
+    eligible, config = pool.eligible, context.config
+    n = len(eligible)
+    if n > config.full_scan_max:
+        random = context.rng.random
+        sample = (eligible[int(random() * n)] for _ in range(config.sample_size))
+        states = [s for s in sample if s.id not in exclude and may_take(s, facts)]
+        if states:
+            return states
+    return allowed(pool, facts, exclude)

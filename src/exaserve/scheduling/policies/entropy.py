@@ -7,12 +7,13 @@ of other gateways: gateways that see the same picture would otherwise all choose
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Collection, Sequence
 
 from exaserve.domain.replica import ReplicaId
 from exaserve.domain.request import RequestFacts
 from exaserve.scheduling.entropy import cost
-from exaserve.scheduling.filters import may_take
+from exaserve.scheduling.filters import fits
 from exaserve.scheduling.ledger import ReplicaState
 from exaserve.scheduling.policies.base import Choice, PolicyContext
 from exaserve.scheduling.pool import Pool, session_hash
@@ -25,12 +26,13 @@ _CACHED_HOLDERS_MAX = 4
 
 
 class Entropy:
-    __slots__ = ("_context", "_memory", "_turn")
+    __slots__ = ("_context", "_memory", "_runner_up", "_turn")
 
     def __init__(self, context: PolicyContext) -> None:
         self._context = context
         self._turn = 0
-        self._memory: dict[str, tuple[int, list[ReplicaState]]] = {}
+        self._runner_up: ReplicaState | None = None
+        self._memory: dict[str, tuple[int, deque[ReplicaState]]] = {}
 
     def pick(self, pool: Pool, facts: RequestFacts, now: float, exclude: Collection[ReplicaId]) -> Choice | None:
         context, config = self._context, self._context.config
@@ -39,88 +41,69 @@ class Entropy:
         if not n:
             return None
         levels = context.prefix.match(facts.prefix) if facts.prefix else []
-        self._turn = turn = self._turn + 1
-        sampled = n > config.full_scan_max or (context.sample and n > config.sample_size)
-        if sampled:
-            states = self._sample(pool, facts, levels)
-        else:
-            start = turn % n
-            states = [*eligible[start:], *eligible[:start]]
-        if levels:
-            choice = self._scan_cached(states, facts, now, exclude, levels, pool)
-        else:
-            choice = self._scan(states, facts, now, exclude)
-        if choice is None and sampled:
+        per_block = BLOCK_BYTES / pool.stats.bytes_per_token * pool.stats.cache_trust if levels else 0.0
+        if n > config.full_scan_max or (context.sample and n > config.sample_size):
+            choice = self._scan(self._sample(pool, facts, levels), facts, now, exclude, levels, per_block)
+            if choice is not None:
+                self._remember(pool)
+                return choice
             # The whole sample was full: look at everybody before refusing.
-            choice = self._scan(eligible, facts, now, exclude)
-        if sampled:
-            self._remember(pool, states, choice)
-        return choice
+        self._turn = turn = self._turn + 1
+        start = turn % n
+        states = [*eligible[start:], *eligible[:start]]
+        return self._scan(states, facts, now, exclude, levels, per_block)
 
     def _scan(
-        self, states: Sequence[ReplicaState], facts: RequestFacts, now: float, exclude: Collection[ReplicaId]
-    ) -> Choice | None:
-        """The cheapest of ``states`` that passes the filters; of equals, the first. One pass, nothing allocated."""
-        config = self._context.config
-        tie_s, depth_max, steep_s = config.tie_s, config.queue_depth_max, config.memory_steep_s
-        keep = 1.0 - config.tie_share
-        below = math.inf
-        tokens = float(facts.prompt_tokens) or 1.0
-        need = facts.prompt_tokens + facts.output_tokens
-        best: ReplicaState | None = None
-        least = math.inf
-        for state in states:
-            kv = state.kv_predicted
-            if state.depth >= depth_max or (kv >= state.kv_limit and state.inflight) or tokens >= state.prompt_max:
-                continue
-            if exclude and state.id in exclude:
-                continue
-            work = tokens * (state.per_token_s + state.per_pair_s * tokens) + state.decode_s
-            queued = state.pending_s
-            if queued:
-                drained = now - state.drain_at
-                head = state.head_s
-                work += queued - (drained if drained < head else head)  # noqa: FURB136  # min() is a call, per replica
-            if state.foreign_s:
-                work += max(0.0, state.foreign_s - (now - state.last_report.taken_at))  # type: ignore[union-attr]  # foreign tokens come from a report
-            work = work * state.penalty + state.failure_cost_s
-            if kv + need > state.kv_limit:
-                if need > state.kv_max:
-                    continue
-                over = (kv + need - state.kv_limit) / (state.kv_max - state.kv_limit)
-                work += steep_s * over * over
-            if state.special:
-                work = cost(state, facts, 0.0, now)
-            if work < below:
-                best, least = state, work
-                below = work * keep - tie_s
-        return None if best is None else Choice(best, least, 0)
-
-    def _scan_cached(
         self,
         states: Sequence[ReplicaState],
         facts: RequestFacts,
         now: float,
         exclude: Collection[ReplicaId],
         levels: list[tuple[int, int]],
-        pool: Pool,
+        per_block: float,
     ) -> Choice | None:
-        """Like :meth:`_scan` where some replicas hold a part of the prompt."""
-        per_block = BLOCK_BYTES / pool.stats.bytes_per_token * pool.stats.cache_trust
-        best: Choice | None = None
-        holders = levels[-1][1]
-        plain = [s for s in states if not holders >> s.index & 1]
-        found = self._scan(plain, facts, now, exclude)
-        least = math.inf if found is None else found.cost_s
+        """The cheapest of ``states`` that passes the filters; of equals, the first. One pass, nothing allocated.
+
+        Args:
+            levels: who holds how many leading blocks, from :meth:`PrefixIndex.match`.
+            per_block: prompt tokens saved per block held.
+        """
+        config = self._context.config
+        tie_s, keep = config.tie_s, 1.0 - config.tie_share
+        tokens = prompt = float(facts.prompt_tokens) or 1.0
+        need = facts.prompt_tokens + facts.output_tokens
+        holders = levels[-1][1] if levels else 0
+        best: ReplicaState | None = None
+        second: ReplicaState | None = None
+        least = below = math.inf
         for state in states:
-            if not holders >> state.index & 1 or (exclude and state.id in exclude) or not may_take(state, facts):
+            if not state.room or (exclude and state.id in exclude):
                 continue
-            depth = next(blocks for blocks, bits in levels if bits >> state.index & 1)
-            cached = min(depth * per_block, facts.prompt_tokens - 1.0)
-            work = cost(state, facts, cached, now)
-            if work < least - self._context.config.tie_s:
-                best, least = Choice(state, work, int(cached)), work
-        return best or found
+            if holders:
+                tokens = _uncached(prompt, state.index, levels, per_block) if holders >> state.index & 1 else prompt
+            work = tokens * (state.per_token_s + state.per_pair_s * tokens)
+            queued = state.pending_s
+            if queued:
+                drained, head = now - state.drain_at, state.head_s
+                work += queued - (drained if drained < head else head)  # noqa: FURB136  # min() is a call per replica
+            if state.foreign_s:
+                work += max(0.0, state.foreign_s - (now - state.last_report.taken_at))  # type: ignore[union-attr]  # foreign work comes from a report
+            work = work * state.penalty + state.extra_s
+            if need > state.need_free:
+                if not fits(state, facts):
+                    continue
+                work = cost(state, facts, prompt - tokens, now)
+            if work < below:
+                second = best
+                best, least = state, work
+                below = work * keep - tie_s
+        self._runner_up = second
+        if best is None:
+            return None
+        cached = 0
+        if holders and holders >> best.index & 1:
+            cached = int(prompt - _uncached(prompt, best.index, levels, per_block))
+        return Choice(best, least, cached)
 
     def _sample(self, pool: Pool, facts: RequestFacts, levels: list[tuple[int, int]]) -> list[ReplicaState]:
         """Random replicas, the last decision's runners-up, prefix holders, and the session's home."""
@@ -128,9 +111,9 @@ class Entropy:
         eligible = pool.eligible
         n = len(eligible)
         states = [eligible[int(random() * n)] for _ in range(config.sample_size)]
-        version, memory = self._memory.get(pool.model, (0, []))
+        version, memory = self._memory.get(pool.model, (-1, ()))
         if version == pool.version:
-            states += memory
+            states.extend(memory)
         if levels:
             deepest = levels[0][1]
             for _ in range(_CACHED_HOLDERS_MAX):
@@ -149,14 +132,22 @@ class Entropy:
                     break
         return states
 
-    def _remember(
-        self,
-        pool: Pool,
-        states: Sequence[ReplicaState],
-        choice: Choice | None,
-    ) -> None:
-        """Keep the least backlogged that were not chosen for the next decision."""
-        chosen = choice.state if choice else None
-        seen = {id(s): s for s in states if s is not chosen}
-        ranked = sorted(seen.values(), key=lambda s: s.pending_s + s.foreign_s + s.decode_s)
-        self._memory[pool.model] = (pool.version, ranked[: self._context.config.memory_size])
+    def _remember(self, pool: Pool) -> None:
+        """Keep this decision's runner-up for the next ones."""
+        runner_up = self._runner_up
+        if runner_up is None:
+            return
+        version, memory = self._memory.get(pool.model, (-1, deque()))
+        if version != pool.version:
+            memory = deque(maxlen=self._context.config.memory_size)
+            self._memory[pool.model] = (pool.version, memory)
+        if runner_up not in memory:
+            memory.append(runner_up)
+
+
+def _uncached(prompt: float, index: int, levels: list[tuple[int, int]], per_block: float) -> float:
+    """Prompt tokens that the replica with bit ``index`` must still compute, at least one."""
+    for blocks, bits in levels:
+        if bits >> index & 1:
+            return max(prompt - blocks * per_block, 1.0)
+    return prompt

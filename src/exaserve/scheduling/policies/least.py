@@ -1,4 +1,7 @@
-"""Least loaded by one number: connections, weighted connections, or outstanding tokens. Ties take turns."""
+"""Least loaded by one number: connections, weighted connections, or outstanding tokens. Ties take turns.
+
+Many replicas are sampled, not compared one by one.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ from collections.abc import Callable, Collection
 from exaserve.domain.replica import ReplicaId
 from exaserve.domain.request import RequestFacts
 from exaserve.scheduling.ledger import ReplicaState
-from exaserve.scheduling.policies.base import Choice, PolicyContext, allowed
+from exaserve.scheduling.policies.base import Choice, PolicyContext, drawn
 from exaserve.scheduling.pool import Pool
 
 __all__ = ["LeastLoaded", "connections", "outstanding_tokens", "weighted_connections"]
@@ -44,7 +47,7 @@ class LeastLoaded:
         self._turn = 0
 
     def pick(self, pool: Pool, facts: RequestFacts, now: float, exclude: Collection[ReplicaId]) -> Choice | None:
-        states = allowed(pool, facts, exclude)
+        states = drawn(self._context, pool, facts, exclude)
         if not states:
             return None
         loads = [self._load(s, self._context) for s in states]

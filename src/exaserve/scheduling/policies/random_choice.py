@@ -6,18 +6,18 @@ from collections.abc import Collection
 
 from exaserve.domain.replica import ReplicaId
 from exaserve.domain.request import RequestFacts
-from exaserve.scheduling.policies.base import Choice, PolicyContext, allowed
+from exaserve.scheduling.policies.base import Choice, PolicyContext, drawn
 from exaserve.scheduling.pool import Pool
 
 __all__ = ["RandomChoice"]
 
 
 class RandomChoice:
-    __slots__ = ("_rng",)
+    __slots__ = ("_context",)
 
     def __init__(self, context: PolicyContext) -> None:
-        self._rng = context.rng
+        self._context = context
 
     def pick(self, pool: Pool, facts: RequestFacts, now: float, exclude: Collection[ReplicaId]) -> Choice | None:
-        states = allowed(pool, facts, exclude)
-        return Choice(self._rng.choice(states), 0.0, 0) if states else None
+        states = drawn(self._context, pool, facts, exclude)
+        return Choice(self._context.rng.choice(states), 0.0, 0) if states else None
