@@ -266,7 +266,7 @@ class Replica:
             self._timer = self._loop.call_soon(self._kick)
 
     def reset_soon(self, connection: Connection) -> None:
-        """Resets a connection once what was written has had time to arrive: a reset throws away what is still queued."""
+        """Resets a connection once what was written has had time to arrive: a reset drops what is still queued."""
         assert self._loop is not None
         self._loop.call_later(RESET_DELAY_S, connection.reset)
 
