@@ -85,7 +85,7 @@ class Endpoint:
         self.url = url
         self.host = parts.hostname
         self.port = parts.port or 80
-        self.host_line = b"Host: " + parts.netloc.rpartition("@")[2].encode("latin-1") + b"\r\n"
+        self.host_line = b"\r\nHost: " + parts.netloc.rpartition("@")[2].encode("latin-1") + b"\r\n"
         self.replica_line = b"\r\nx-exaserve-replica: " + replica.encode("latin-1", "replace") + b"\r\nx-request-id: "
         self.idle: list[UpstreamConnection] = []
 
