@@ -1,0 +1,138 @@
+"""Engines and their versions, as far as memory depends on them: batch defaults, profiling, kernels, definitions.
+
+What changed when is read from vLLM's public source and logs; each rule names its effect, so that a plan can be made for
+the version that will run.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Literal
+
+from exaserve.perfmodel import Hardware
+
+__all__ = ["BatchLimits", "EngineVersion", "mxfp4_padding", "parse_engine"]
+
+_MONTHS = ("jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec")
+# Newest vLLM minor release at the start of a month; (year, month) -> minor.
+_RELEASES = (
+    ((2024, 0), 3), ((2024, 5), 4), ((2024, 7), 5), ((2024, 9), 6), ((2025, 0), 6), ((2025, 1), 7), ((2025, 3), 8),
+    ((2025, 6), 9), ((2025, 8), 10), ((2025, 10), 11), ((2025, 11), 12), ((2026, 0), 13), ((2026, 1), 15),
+    ((2026, 2), 16), ((2026, 3), 18), ((2026, 4), 20), ((2026, 5), 21), ((2026, 6), 24), ((2026, 7), 26),
+)  # fmt: skip
+LATEST = 26
+
+
+@dataclass(frozen=True, slots=True)
+class EngineVersion:
+    """An engine and its version.
+
+    Attributes:
+        name: vllm or sglang.
+        generation: 0 for vLLM's old engine ("V0"), 1 for today's.
+        minor / patch: of vLLM ``0.minor.patch``.
+        stated: whether the caller gave a version, or the newest known is assumed.
+    """
+
+    name: Literal["vllm", "sglang"] = "vllm"
+    generation: int = 1
+    minor: int = LATEST
+    patch: int = 0
+    stated: bool = False
+
+    @property
+    def label(self) -> str:
+        if self.name == "sglang":
+            return "SGLang"
+        return f"vLLM 0.{self.minor}.{self.patch}" + (" (V0 engine)" if self.generation == 0 else "")
+
+    @property
+    def hybrid_caches(self) -> bool:
+        """Whether layers with a window take less cache than layers without: since 0.10, in the V1 engine."""
+        return self.generation == 1 and self.minor >= 10
+
+    @property
+    def tokens_by_concurrency(self) -> bool:
+        """Since 0.20 a hybrid's printed size is its concurrency times the longest request, before it was blocks over
+        groups.
+        """
+        return self.minor >= 20
+
+    @property
+    def state_blocks(self) -> int:
+        """Blocks a sequence holds of each group of states: two since states are cached at block boundaries."""
+        return 2 if self.minor >= 17 else 1
+
+    @property
+    def logit_copies(self) -> float:
+        """Size of the sampler's working set at start-up, in copies of the 32-bit logits of a full batch.
+
+        Fitted to public logs: 9.65 with a sort of the whole vocabulary (V0 and V1 up to 0.15), 4.6 since the sort is
+        a kernel.
+        """
+        return 9.65 if self.minor < 16 else 4.6
+
+    @property
+    def workspace_gib(self) -> float:
+        """Attention workspace that is allocated before the profile, GiB."""
+        return 0.0 if self.minor < 16 else 0.38
+
+
+def parse_engine(text: str) -> EngineVersion:
+    """An engine version as people and logs write it: ``0.10.2``, ``v0.7.x``, ``V0 (Dec 2024)``, ``V1 (Jul 2025)``,
+    ``SGLang (Nov 2024)``; "" is the newest vLLM.
+    """
+    lower = text.strip().lower()
+    if not lower:
+        return EngineVersion()
+    if "sglang" in lower:
+        return EngineVersion("sglang", stated=True)
+    number = re.search(r"(?<![\d.])0\.(\d{1,3})(?:\.(\d{1,3}))?", lower)
+    date = re.search(r"([a-z]{3})[a-z]*\.? +(20\d\d)", lower)
+    generation = 0 if re.search(r"\bv0\b(?!\.)", lower) else 1
+    minor, patch = LATEST, 0
+    if number:
+        minor, patch = int(number[1]), int(number[2] or 0)
+        if minor < 8 and "v1" not in lower:
+            generation = 0
+    elif date and date[1] in _MONTHS:
+        when = (int(date[2]), _MONTHS.index(date[1]))
+        minor = max((release for start, release in _RELEASES if start <= when), default=3)
+    elif year := re.search(r"\b(20\d\d)\b", lower):
+        minor = max((release for start, release in _RELEASES if start <= (int(year[1]), 6)), default=3)
+    elif generation == 0:
+        minor = 7
+    elif re.search(r"\bv1\b", lower):
+        minor = 10  # "V1" is said only of releases that still had V0
+    return EngineVersion("vllm", generation, minor, patch, stated=True)
+
+
+@dataclass(frozen=True, slots=True)
+class BatchLimits:
+    """``max_num_batched_tokens`` and ``max_num_seqs``: what start-up profiles with."""
+
+    tokens: int
+    seqs: int
+
+    @staticmethod
+    def default(version: EngineVersion, hardware: Hardware, memory_gib: float, max_model_len: int) -> BatchLimits:
+        """What the engine chooses when neither is given, for an OpenAI-compatible server."""
+        big = memory_gib >= 70 and not hardware.name.startswith("A100")
+        if version.name == "sglang":
+            return BatchLimits(8192, 2048 if big else 512)
+        if version.generation == 0:
+            # Prefill is not chunked up to 32,768 tokens of context, and then a batch is at least one whole prompt.
+            return BatchLimits(2048 if max_model_len > 32_768 else max(2048, max_model_len), 256)
+        if not big:
+            return BatchLimits(2048, 256)
+        return BatchLimits(8192 if version.minor >= 8 else 2048, 1024 if version.minor >= 9 else 256)
+
+
+def mxfp4_padding(version: EngineVersion, hardware: Hardware) -> tuple[int, int]:
+    """What an expert's own width, and the model's, are rounded up to by the kernel that an engine picks for mxfp4."""
+    if hardware.name.startswith(("B200", "B300", "GB", "MI3")):
+        return 256, 256
+    if hardware.name.startswith(("H100", "H200", "H20", "GH200")) and version.minor >= 11:
+        return 64, 256  # Triton
+    return 128, 256  # Marlin

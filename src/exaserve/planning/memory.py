@@ -1,0 +1,368 @@
+"""Memory of one replica, rank by rank, and what the engine would print at start-up.
+
+The identity that vLLM's own logs follow, per rank::
+
+    kv = memory x utilisation - weights - non_torch - activation_peak
+
+Weights and cache are counted (:mod:`.weights`, :mod:`.kvcache`). The other two are what a start-up profile measures, so
+they are modelled: the activation peak is the larger of a forward pass over a full batch of tokens and of sampling for a
+full batch of sequences; non_torch is the CUDA context's growth and NCCL's buffers.
+
+SGLang keeps ``free_before x (1 - fraction)`` aside after loading instead: ``kv = free_before x fraction - weights``.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+from exaserve.perfmodel import Hardware
+from exaserve.planning.architecture import Architecture
+from exaserve.planning.engine import BatchLimits, EngineVersion, mxfp4_padding
+from exaserve.planning.kvcache import KvLayout, KvResult, kv_layout
+from exaserve.planning.vision import image_patches_max, vision_values_per_patch
+from exaserve.planning.weights import Placement, WeightTerm, check_split, stage_layers, stage_weights
+
+__all__ = ["GIB", "Measured", "MemoryPlan", "MemoryRequest", "StageMemory", "plan_memory"]
+
+GIB = 1 << 30
+FORWARD_COPIES = 3
+"""Live copies at the widest point of a layer: gate and up side by side with their product; input, residual, output."""
+
+CONTEXT_GIB = 0.55
+"""CUDA context, before an engine looks at free memory, GiB."""
+
+NON_TORCH_GIB = 0.06
+"""Libraries' own memory that start-up sees, GiB; more in old engines, see :func:`non_torch_bytes`."""
+
+COLLECTIVE_GIB = 0.15
+"""NCCL's buffers between ranks over PCIe or few NVLinks, GiB."""
+
+SWITCHED_COLLECTIVE_GIB = 2.3
+"""NCCL's and the custom all-reduce's buffers on NVSwitch machines (Hopper and later) from four ranks on, GiB."""
+
+SWITCHED_NCCL_GIB = 1.5
+"""NCCL's part of that, which is all there is when SGLang looks at free memory, GiB."""
+
+_SWITCHED = ("H100", "H200", "H20", "B200", "B300", "GB200", "GB300", "H800", "H100-80")
+SAFETY = 1.3
+"""The rule of thumb that an exact sum replaces; shown beside it."""
+
+RULE_FRAMEWORK_GB = 3.0
+"""Of that rule: 2 to 4 GB for the framework."""
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """Figures of a real start-up that stand in for the model's, GiB per rank; None where not known."""
+
+    weights_gib: float | None = None
+    non_torch_gib: float | None = None
+    activation_gib: float | None = None
+    kv_gib: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryRequest:
+    """What is to be started.
+
+    Attributes:
+        memory_gib: per pipeline stage, what the driver reports of one card, GiB; one figure stands for all stages.
+        utilization: share the engine may use (``--gpu-memory-utilization``; SGLang's ``--mem-fraction-static``).
+        max_model_len: longest prompt and output, tokens; 0 takes the model's own.
+        max_num_seqs / max_num_batched_tokens: 0 takes the engine's default.
+        kv_bytes: of one cached value, 2 or 1.
+        draft_layers: multi-token-prediction layers loaded for speculative decoding.
+        images: whether start-up profiles the vision tower (a model with one that serves text only need not).
+        eager: no CUDA graphs.
+    """
+
+    arch: Architecture
+    hardware: Hardware
+    placement: Placement = field(default_factory=Placement)
+    version: EngineVersion = field(default_factory=EngineVersion)
+    memory_gib: tuple[float, ...] = ()
+    utilization: float = 0.9
+    max_model_len: int = 0
+    max_num_seqs: int = 0
+    max_num_batched_tokens: int = 0
+    kv_bytes: float = 2.0
+    block: int = 16
+    draft_layers: int = 0
+    images: bool = True
+    eager: bool = False
+    measured: Measured = field(default_factory=Measured)
+
+    def stage_memory_gib(self, stage: int) -> float:
+        if not self.memory_gib:
+            return self.hardware.memory_gib
+        return self.memory_gib[stage] if len(self.memory_gib) > stage else self.memory_gib[-1]
+
+    @property
+    def length(self) -> int:
+        return self.max_model_len or self.arch.facts.context
+
+    @property
+    def limits(self) -> BatchLimits:
+        smallest = min(self.stage_memory_gib(s) for s in range(self.placement.pp))
+        default = BatchLimits.default(self.version, self.hardware, smallest, self.length)
+        return BatchLimits(self.max_num_batched_tokens or default.tokens, self.max_num_seqs or default.seqs)
+
+
+@dataclass(frozen=True, slots=True)
+class StageMemory:
+    """One rank of one pipeline stage, bytes.
+
+    Attributes:
+        total: what the driver reports. usable: what the engine may use.
+        graphs: CUDA graphs, taken after the cache is sized: they must fit in what ``usable`` leaves.
+        kv: what remains for the cache; negative where the weights do not fit.
+    """
+
+    stage: int
+    layers: int
+    total: float
+    usable: float
+    weight_terms: tuple[WeightTerm, ...]
+    weights: float
+    non_torch: float
+    activation: float
+    activation_cause: str
+    graphs: float
+    kv: float
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryPlan:
+    """The sum, and what the engine would say.
+
+    Attributes:
+        refusals: reasons why it would not start at all; empty where it would.
+        warnings: what it would start with, but should not.
+        says: the lines the engine would print.
+        rule_gb: the text's rule of thumb for the whole replica: (weights + KV of a full batch + framework) x 1.3.
+    """
+
+    request: MemoryRequest
+    stages: tuple[StageMemory, ...]
+    layout: KvLayout
+    result: KvResult
+    refusals: tuple[str, ...]
+    warnings: tuple[str, ...]
+    says: tuple[str, ...] = field(default=())
+    rule_gb: float = 0.0
+
+    @property
+    def fits(self) -> bool:
+        return not self.refusals
+
+    @property
+    def weights_gib(self) -> float:
+        """Of the first stage's ranks, as a log prints it."""
+        return self.stages[0].weights / GIB
+
+    @property
+    def tokens(self) -> int:
+        return self.result.tokens
+
+
+def activation_bytes(r: MemoryRequest, last: bool, first: bool) -> tuple[float, str]:
+    """Peak of the start-up profile on a rank, and what sets it."""
+    f, tp, limits = r.arch.facts, r.placement.tp, r.limits
+    tokens = limits.tokens
+    mlp = max(_widths(r.arch, tp, r.placement.ep))
+    forward = tokens * FORWARD_COPIES * (mlp + f.hidden) * 2.0
+    experts = 0.0
+    if f.experts:
+        width = f.moe_mlp if r.placement.ep else math.ceil(f.moe_mlp / tp)
+        # Routed tokens: both halves of the hidden activation (its buffer serves the output too), and their product.
+        experts = min(tokens, 32_768) * f.top_k * (max(2 * width, f.hidden) + width) * 2.0 + tokens * f.hidden * 6.0
+    choices = [(max(forward, experts), f"forward pass over {tokens} tokens")]
+    if last:
+        if r.version.generation == 1 and r.version.minor < 8:
+            logits = tokens * f.vocab * 2.0
+            choices.append((logits + 2 * tokens * f.hidden * 2.0, f"logits of {tokens} tokens"))
+        else:
+            seqs = min(limits.seqs, tokens)
+            size = seqs * f.vocab * 4.0 * r.version.logit_copies
+            choices.append((size, f"sampling for {seqs} sequences x {f.vocab} logits"))
+    if first and r.arch.vision and r.images:
+        patches = image_patches_max(f.vision)
+        size = patches * vision_values_per_patch(f.vision) * 2.0
+        choices.append((size, f"vision tower over {patches} patches"))
+    size, cause = max(choices)
+    return size + r.version.workspace_gib * GIB, cause
+
+
+def _widths(arch: Architecture, tp: int, ep: bool) -> list[int]:
+    """Widths of the feed-forward layers on a rank."""
+    f = arch.facts
+    widths = [
+        math.ceil(t.rows / tp) for layer in dict.fromkeys(arch.layers) for t in layer.tensors if t.name == "gate_proj"
+    ]
+    return widths or [math.ceil(f.moe_mlp / (1 if ep else tp))]
+
+
+def non_torch_bytes(r: MemoryRequest) -> float:
+    """Memory that is not PyTorch's, as start-up measures it on a rank."""
+    base = NON_TORCH_GIB
+    if r.version.generation == 0:
+        base = 0.35 if r.version.minor < 7 else 0.12
+    elif r.version.minor < 8:
+        base += CONTEXT_GIB  # the first V1 counted the CUDA context too
+    if r.placement.cards == 1:
+        return base * GIB
+    if r.placement.tp >= 4 and r.hardware.name.startswith(_SWITCHED) and "PCIE" not in r.hardware.name:
+        return (base + (SWITCHED_NCCL_GIB if r.version.name == "sglang" else SWITCHED_COLLECTIVE_GIB)) * GIB
+    return (base + COLLECTIVE_GIB) * GIB
+
+
+def graph_bytes(r: MemoryRequest) -> float:
+    """CUDA graphs for all batch sizes: grows with layers and, through communication buffers, with ranks."""
+    if r.eager:
+        return 0.0
+    layers = math.ceil(len(r.arch.layers) / r.placement.pp)
+    return (0.2 + 0.01 * layers) * (1 + 0.25 * (r.placement.tp - 1)) * GIB
+
+
+def _stage(r: MemoryRequest, stage: int) -> StageMemory:
+    pp = r.placement.pp
+    terms = stage_weights(r.arch, r.placement, stage, mxfp4_padding(r.version, r.hardware), r.draft_layers)
+    m = r.measured
+    weights = m.weights_gib * GIB if m.weights_gib is not None else sum(t.size_bytes for t in terms)
+    activation, cause = activation_bytes(r, last=stage == pp - 1, first=stage == 0)
+    if m.activation_gib is not None:
+        activation, cause = m.activation_gib * GIB, "measured"
+    non_torch = m.non_torch_gib * GIB if m.non_torch_gib is not None else non_torch_bytes(r)
+    total = r.stage_memory_gib(stage) * GIB
+    if r.version.name == "sglang":
+        usable = (total - CONTEXT_GIB * GIB - (non_torch if r.placement.cards > 1 else 0.0)) * r.utilization
+        kv = usable - weights
+    else:
+        usable = total * r.utilization
+        kv = usable - weights - non_torch - activation
+    if m.kv_gib is not None:
+        kv = m.kv_gib * GIB
+    layers = len(stage_layers(len(r.arch.layers), r.placement)[stage])
+    return StageMemory(
+        stage, layers, total, usable, tuple(terms), weights, non_torch, activation, cause, graph_bytes(r), kv
+    )
+
+
+def plan_memory(r: MemoryRequest) -> MemoryPlan:
+    """The memory of one replica. Raises ConfigError where layers cannot be cut as asked."""
+    refusals = list(check_split(r.arch, r.placement))
+    if r.placement.pp > len(r.arch.layers):
+        r_stages: Sequence[StageMemory] = ()
+        empty = KvResult(0, 0.0, 0, 0.0, 0)
+        layout = KvLayout((), (), 1, r.version.tokens_by_concurrency)
+        return MemoryPlan(r, tuple(r_stages), layout, empty, tuple(refusals), ())
+    stages = tuple(_stage(r, s) for s in range(r.placement.pp))
+    layout = kv_layout(r.arch, r.placement, r.version, r.kv_bytes, r.block, r.draft_layers)
+    result = layout.fit([s.kv for s in stages], r.length, r.limits)
+    refusals += _refusals(r, stages, layout, result)
+    return MemoryPlan(
+        request=r,
+        stages=stages,
+        layout=layout,
+        result=result,
+        refusals=tuple(refusals),
+        warnings=tuple(_warnings(r, stages)),
+        says=tuple(_says(r, stages, layout, result)),
+        rule_gb=_rule_gb(r, layout, result),
+    )
+
+
+def _refusals(r: MemoryRequest, stages: Sequence[StageMemory], layout: KvLayout, result: KvResult) -> list[str]:
+    reasons = []
+    for s in stages:
+        if s.weights > s.total:
+            reasons.append(
+                f"stage {s.stage}: {s.weights / GIB:.2f} GiB of weights a rank do not fit into {s.total / GIB:.2f} GiB"
+            )
+        elif s.kv <= 0:
+            reasons.append(
+                f"stage {s.stage}: no memory for cache blocks: {s.usable / GIB:.2f} GiB usable, "
+                f"{(s.weights + s.non_torch + s.activation) / GIB:.2f} GiB taken before"
+            )
+    if not reasons and result.concurrency < 1 and layout.groups:
+        reasons.append(
+            f"a request of {r.length} tokens needs {result.needed_bytes / GIB:.2f} GiB of cache, "
+            f"{_tightest(stages, layout) / GIB:.2f} GiB are there; at most {result.max_model_len} tokens would start"
+        )
+    return reasons
+
+
+def _tightest(stages: Sequence[StageMemory], layout: KvLayout) -> float:
+    """Memory of the stage that decides."""
+    pairs = [(s.kv / size, s.kv) for s, size in zip(stages, layout.stage_bytes, strict=True) if size]
+    return min(pairs)[1] if pairs else 0.0
+
+
+def _warnings(r: MemoryRequest, stages: Sequence[StageMemory]) -> list[str]:
+    notes = []
+    for s in stages:
+        left = s.total - s.usable - CONTEXT_GIB * GIB
+        if s.graphs > left and r.version.name == "vllm":
+            notes.append(
+                f"stage {s.stage}: utilisation {r.utilization:g} leaves {max(0.0, left) / GIB:.2f} GiB outside the "
+                f"engine's share, CUDA graphs take about {s.graphs / GIB:.2f} GiB: it may run out while capturing"
+            )
+            break
+    kv = [s.kv for s in stages if s.kv > 0]
+    if len(kv) > 1 and max(kv) > 2 * min(kv):
+        notes.append("stages are uneven: the fullest decides the cache of all, the others leave memory unused")
+    if r.arch.fmt.precision == "fp8" and r.kv_bytes == 2.0:
+        notes.append("fp8 weights do not make an fp8 cache: --kv-cache-dtype fp8 would double it")
+    return notes
+
+
+def _says(r: MemoryRequest, stages: Sequence[StageMemory], layout: KvLayout, result: KvResult) -> list[str]:
+    first = stages[0]
+    if r.version.name == "sglang":
+        return [f"KV Cache is allocated. #tokens: {result.tokens}, available {first.kv / GIB:.2f} GB"]
+    kv = _tightest(stages, layout) if layout.groups else first.kv
+    lines = [
+        f"Model loading took {first.weights / GIB:.2f} GiB",
+        f"Available KV cache memory: {kv / GIB:.2f} GiB",
+    ]
+    if kv <= 0:
+        return [*lines, "No available memory for the cache blocks. Try increasing `gpu_memory_utilization`."]
+    if result.concurrency < 1:
+        return [
+            *lines,
+            (
+                f"To serve at least one request with the model's max seq len ({r.length}), "
+                f"{result.needed_bytes / GIB:.2f} GiB KV cache is needed, which is larger than the available KV cache "
+                f"memory ({kv / GIB:.2f} GiB). Based on the available memory, the estimated maximum model length is "
+                f"{result.max_model_len}."
+            ),
+        ]
+    return [
+        *lines,
+        f"GPU KV cache size: {result.tokens:,} tokens",
+        f"Maximum concurrency for {r.length:,} tokens per request: {result.concurrency:.2f}x",
+    ]
+
+
+def _rule_gb(r: MemoryRequest, layout: KvLayout, result: KvResult) -> float:
+    """The rule of thumb, in its own unit (10^9 bytes), for all ranks: ordinary cache of one longest request."""
+    f = r.arch.facts
+    weights = r.arch.parameters * r.arch.fmt.bits / 8 / 1e9
+    cache = 2 * len(r.arch.layers) * f.kv_heads * f.head_dim * min(r.length, 8192) * r.kv_bytes / 1e9
+    del layout, result
+    return (weights + cache + RULE_FRAMEWORK_GB) * SAFETY
+
+
+def uneven_partition(layers: int, weights: Sequence[float]) -> tuple[int, ...]:
+    """Layers per stage in proportion to ``weights`` (memory of each stage's cards), each at least one."""
+    total = sum(weights)
+    edges = [round(layers * sum(weights[:i]) / total) for i in range(len(weights) + 1)]
+    sizes = [max(1, b - a) for a, b in pairwise(edges)]
+    while sum(sizes) > layers:
+        sizes[sizes.index(max(sizes))] -= 1
+    while sum(sizes) < layers:
+        sizes[sizes.index(min(sizes))] += 1
+    return tuple(sizes)
