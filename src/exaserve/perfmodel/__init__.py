@@ -7,6 +7,7 @@ from exaserve.perfmodel.models import MODELS, ModelShape
 from exaserve.perfmodel.roofline import (
     PRECISIONS,
     EngineProfile,
+    engine_profile,
     find_hardware,
     find_model,
     kv_bytes_per_token,
@@ -20,6 +21,7 @@ __all__ = [
     "EngineProfile",
     "Hardware",
     "ModelShape",
+    "engine_profile",
     "find_hardware",
     "find_model",
     "kv_bytes_per_token",

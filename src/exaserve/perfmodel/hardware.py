@@ -46,6 +46,11 @@ class Hardware:
     memory_source: SourceKind = "published"
     rate_source: SourceKind = "published"
 
+    @property
+    def watts(self) -> float:
+        """Board power limit, watts, from the vendor's data sheet; 0 where it is not in the table."""
+        return _WATTS.get(self.name, 0.0)
+
 
 # PCIe figures are per direction after protocol overhead: gen3 x16 12, gen4 x16 25, gen5 x16 50 GB/s.
 _ROWS = (
@@ -57,6 +62,7 @@ _ROWS = (
     Hardware("H100-NVL", 93.11, 3938, 835, 1671, 1671, link="nvlink", link_gb_s=300, memory_source="estimated"),
     Hardware("H200", 139.72, 4800, 989, 1979, 1979, link="nvlink", link_gb_s=450, memory_source="measured"),
     Hardware("GH200", 94.50, 4000, 989, 1979, 1979, link="nvlink", link_gb_s=450, memory_source="estimated"),
+    Hardware("H20-3E", 139.72, 4800, 148, 296, 296, link="nvlink", link_gb_s=450, memory_source="measured"),
     Hardware("H20", 95.22, 4000, 148, 296, 296, link="nvlink", link_gb_s=450, memory_source="estimated"),
     Hardware("B200", 178.35, 8000, 2250, 4500, 4500, 9000, link="nvlink", link_gb_s=900, memory_source="measured"),
     Hardware("B300", 267.69, 8000, 2250, 4500, 150, 13500, link="nvlink", link_gb_s=900, memory_source="estimated"),
@@ -74,6 +80,17 @@ _ROWS = (
     Hardware("RTX-5090", 31.36, 1792, 210, 419, 838, 1676, link_gb_s=50, memory_source="measured"),
     Hardware("RTX-6000-ADA", 47.50, 960, 364, 728, 728, memory_source="measured"),
     Hardware("RTX-PRO-6000", 95.60, 1792, 504, 1007, 1007, 2015, link_gb_s=50, memory_source="measured"),
+    Hardware("RTX-A6000", 47.54, 768, 155, 0, 310, memory_source="estimated"),
+    Hardware("RTX-A5000", 23.56, 768, 111, 0, 222, memory_source="estimated"),
+    Hardware("RTX-3060-12", 11.66, 360, 51, 0, 102, memory_source="estimated"),
+    Hardware("RTX-3080-10", 9.66, 760, 119, 0, 238, memory_source="estimated"),
+    Hardware("RTX-2080-TI", 10.57, 616, 54, 0, 215, link_gb_s=12, memory_source="estimated"),
+    Hardware("RTX-4070-TI-SUPER", 15.58, 672, 88, 176, 353, memory_source="estimated"),
+    Hardware("RTX-4060-TI-16", 15.58, 288, 44, 88, 177, memory_source="estimated"),
+    Hardware("RTX-5080", 15.47, 960, 113, 225, 450, 900, link_gb_s=50, memory_source="estimated"),
+    Hardware("GB200", 184.0, 8000, 2500, 5000, 5000, 10000, link="nvlink", link_gb_s=900, memory_source="estimated"),
+    Hardware("GB10", 119.6, 273, 125, 250, 250, 500, link="none", memory_source="estimated"),
+    Hardware("MAX-1550-TILE", 61.5, 1638, 420, 0, 840, link="xgmi", link_gb_s=25, memory_source="estimated"),
     Hardware("MI250X-GCD", 63.98, 1638, 191, 0, 191, link="xgmi", link_gb_s=100, memory_source="estimated"),
     Hardware("MI300X", 191.98, 5300, 1307, 2615, 2615, link="xgmi", link_gb_s=448, memory_source="measured"),
     Hardware("MI325X", 255.98, 6000, 1307, 2615, 2615, link="xgmi", link_gb_s=448, memory_source="estimated"),
@@ -85,3 +102,37 @@ _ROWS = (
 )
 
 HARDWARE: Mapping[str, Hardware] = MappingProxyType({row.name: row for row in _ROWS})
+
+_WATTS: Mapping[str, float] = MappingProxyType(
+    {
+        **dict.fromkeys(("A100-40", "A100-80", "H20-3E"), 400.0),
+        **dict.fromkeys(("A100-80-PCIE", "A40", "L40", "RTX-6000-ADA", "RTX-A6000", "V100-32", "MAX-1550-TILE"), 300.0),
+        **dict.fromkeys(("H100", "H200", "GH200"), 700.0),
+        **dict.fromkeys(("H100-PCIE", "L40S", "RTX-3090"), 350.0),
+        "H100-NVL": 400.0,
+        "H20": 400.0,
+        "B200": 1000.0,
+        "B300": 1400.0,
+        "GB200": 1200.0,
+        "GB10": 140.0,
+        "L4": 72.0,
+        "A10": 150.0,
+        "A30": 165.0,
+        "T4": 70.0,
+        "RTX-A5000": 230.0,
+        "RTX-2080-TI": 250.0,
+        "RTX-3060-12": 170.0,
+        "RTX-3080-10": 320.0,
+        "RTX-4060-TI-16": 165.0,
+        "RTX-4070-TI-SUPER": 285.0,
+        "RTX-4080": 320.0,
+        "RTX-4090": 450.0,
+        "RTX-5080": 360.0,
+        "RTX-5090": 575.0,
+        "RTX-PRO-6000": 600.0,
+        "MI250X-GCD": 280.0,
+        "MI300X": 750.0,
+        "MI325X": 1000.0,
+        "MI355X": 1400.0,
+    }
+)

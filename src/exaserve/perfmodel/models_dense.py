@@ -8,10 +8,11 @@ from exaserve.perfmodel.shape import ModelShape, dense
 
 __all__ = ["DENSE"]
 
-_TIED = {"tie_word_embeddings": True}
-_QWEN2 = {"model_type": "qwen2"}
-_QWEN3 = {"model_type": "qwen3"}
-_GEMMA2 = {"model_type": "gemma2", "sliding_window": 4096, **_TIED}
+_TIED: dict[str, Any] = {"tie_word_embeddings": True}
+_UNTIED: dict[str, Any] = {"tie_word_embeddings": False}
+_QWEN2: dict[str, Any] = {"model_type": "qwen2"}
+_QWEN3: dict[str, Any] = {"model_type": "qwen3"}
+_GEMMA2: dict[str, Any] = {"model_type": "gemma2", "sliding_window": 4096, **_TIED}
 _GEMMA3: dict[str, Any] = {
     "model_type": "gemma3",
     "sliding_window": 1024,
@@ -38,7 +39,7 @@ _QWEN25_VL: dict[str, Any] = {
         "spatial_merge_size": 2,
     },
 }
-_QWEN3_VISION = {
+_QWEN3_VISION: dict[str, Any] = {
     "model_type": "qwen3_vl",
     "depth": 27,
     "hidden_size": 1152,
@@ -49,8 +50,8 @@ _QWEN3_VISION = {
     "num_position_embeddings": 2304,
     "deepstack_visual_indexes": [8, 16, 24],
 }
-_QWEN3_VL = {"model_type": "qwen3_vl", "vision_config": _QWEN3_VISION}
-_COHERE = {"model_type": "cohere", **_TIED}
+_QWEN3_VL: dict[str, Any] = {"model_type": "qwen3_vl", "vision_config": _QWEN3_VISION}
+_COHERE: dict[str, Any] = {"model_type": "cohere", **_TIED}
 
 DENSE: tuple[ModelShape, ...] = (
     # Meta
@@ -337,7 +338,7 @@ DENSE: tuple[ModelShape, ...] = (
     dense("SmolLM2-1.7B", 1.711, 24, 2048, 32, 32, 64, 49_152, 8_192, 8_192, **_TIED),
     dense("SmolLM3-3B", 3.075, 36, 2048, 16, 4, 128, 128_256, 65_536, 11_008, **_TIED),
     dense("StarCoder2-7B", 7.174, 32, 4608, 36, 4, 128, 49_152, 16_384, 18_432, "starcoder2", **_TIED),
-    dense("StarCoder2-15B", 15.958, 40, 6144, 48, 4, 128, 49_152, 16_384, 24_576, "starcoder2", tie_word_embeddings=False),
+    dense("StarCoder2-15B", 15.958, 40, 6144, 48, 4, 128, 49_152, 16_384, 24_576, "starcoder2", **_UNTIED),
     dense("DeepSeek-LLM-67B", 67.425, 95, 8192, 64, 8, 128, 102_400, 4_096, 22_016),
     dense("DeepSeek-Coder-33B", 33.343, 62, 7168, 56, 8, 128, 32_256, 16_384, 19_200),
     dense("Seed-OSS-36B", 36.151, 64, 5120, 80, 8, 128, 155_136, 524_288, 27_648, "seed_oss", attention_bias=True),

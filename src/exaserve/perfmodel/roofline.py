@@ -26,7 +26,15 @@ from exaserve.domain.errors import ConfigError
 from exaserve.perfmodel.hardware import HARDWARE, Hardware
 from exaserve.perfmodel.models import MODELS, ModelShape
 
-__all__ = ["PRECISIONS", "EngineProfile", "find_hardware", "find_model", "kv_bytes_per_token", "profile"]
+__all__ = [
+    "PRECISIONS",
+    "EngineProfile",
+    "engine_profile",
+    "find_hardware",
+    "find_model",
+    "kv_bytes_per_token",
+    "profile",
+]
 
 GIB = 1 << 30
 
@@ -174,6 +182,11 @@ _HARDWARE_ALIASES = {
     "h100sxm": "H100",
     "h10080gb": "H100",
     "h10080": "H100",
+    "h10080gbhbm3": "H100",
+    "a100sxm480gb": "A100-80",
+    "a100sxm": "A100-80",
+    "rtx6000ada": "RTX-6000-ADA",
+    "rtxpro6000blackwell": "RTX-PRO-6000",
     "a10g": "A10",
     "4090": "RTX-4090",
     "3090": "RTX-3090",
@@ -321,6 +334,37 @@ def profile(
             "Lower it, or give the replica more memory."
         )
 
+    return engine_profile(
+        hw,
+        shape,
+        precision,
+        tp,
+        pp,
+        kv_precision=kv_precision,
+        kv_tokens=tokens,
+        max_model_len=length,
+        max_num_seqs=max_num_seqs,
+        token_budget=token_budget,
+        block_size=block_size,
+    )
+
+
+def engine_profile(
+    hw: Hardware,
+    shape: ModelShape,
+    precision: str,
+    tp: int,
+    pp: int,
+    *,
+    kv_precision: str,
+    kv_tokens: int,
+    max_model_len: int,
+    max_num_seqs: int,
+    token_budget: int,
+    block_size: int,
+) -> EngineProfile:
+    """Step times of a replica whose cache size is already known (from a log, or an exact plan): nothing is checked."""
+    weight_bytes = PRECISIONS[precision][0]
     bandwidth = hw.bandwidth_gb_s * 1e9 * BANDWIDTH_EFFICIENCY
     expert_b = shape.params_b - shape.active_b
     share = shape.experts_per_token / shape.experts if shape.experts else 0.0
@@ -342,11 +386,11 @@ def profile(
         decode_fixed_s=always_s + overhead_s,
         decode_per_seq_s=((SEQUENCE_OVERHEAD_S if hw.name != "null" else 0.0) + token_s) / stages,
         decode_per_kv_token_s=rank_bytes / bandwidth / stages,
-        kv_tokens_max=tokens,
+        kv_tokens_max=kv_tokens,
         kv_bytes_per_token=kv_bytes_per_token(shape, tp, kv_precision) * tp,
         max_num_seqs=max_num_seqs,
         token_budget=token_budget,
-        max_model_len=length,
+        max_model_len=max_model_len,
         block_size=block_size,
         prefill_per_pair_s=pair_s * full_layers / shape.layers / stages,
         overhead_s=overhead_s,
