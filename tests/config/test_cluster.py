@@ -86,6 +86,14 @@ def test_pools() -> None:
     ]
 
 
+def test_limits_that_can_be_turned_off() -> None:
+    cluster = parse_cluster("scheduling: {kv_cache_watermark: off, max_queue_depth: off}")
+    assert cluster.scheduling.kv_watermark >= 1e6
+    assert cluster.scheduling.queue_depth_max >= 1e6
+    assert parse_cluster(to_yaml(cluster)) == cluster
+    assert "must be a number, not 'off'" in errors("scheduling: {bounded_load: off}")
+
+
 @pytest.mark.parametrize(
     ("written", "seconds"),
     [("200ms", 0.2), ("5s", 5.0), ("2m", 120.0), ("1m30s", 90.0), ("7", 7.0), ("0.25", 0.25), ("1h", 3600.0)],

@@ -11,16 +11,20 @@ from exaserve.perfmodel import profile
 
 __all__ = ["replica_capacity_per_s"]
 
-_REQUESTS = 1200
-_IN_REPLICA = 32
-"""Requests a saturated replica holds: enough for an efficient batch, few enough that the KV cache does not thrash."""
+_REQUESTS = 600
+_IN_REPLICA = (4, 8, 12, 16, 24, 32, 64)
+"""Requests a saturated replica holds. Too few leave its batch inefficient, too many make its KV cache thrash."""
 
 
 def replica_capacity_per_s(pool: Pool, mix: Mix, seed: int = 0) -> float:
-    """Requests per second that one replica completes when it always holds 32 of them.
+    """Requests per second that one replica completes at most, over how many it may hold at once.
 
     The same engine model as the emulator's, run without a clock, so that "80 % load" means the same on every machine.
     """
+    return max(_throughput_per_s(pool, mix, held, seed) for held in _IN_REPLICA)
+
+
+def _throughput_per_s(pool: Pool, mix: Mix, held: int, seed: int) -> float:
     engine = Engine(
         profile(
             pool.hardware,
@@ -38,7 +42,7 @@ def replica_capacity_per_s(pool: Pool, mix: Mix, seed: int = 0) -> float:
     rng = random.Random(seed)
     now, submitted, finished = 0.0, 0, 0
     while finished < _REQUESTS:
-        while submitted - finished < _IN_REPLICA:
+        while submitted - finished < held:
             scenario = rng.choices(mix.scenarios, mix.shares())[0]
             engine.submit(Request(scenario.prompt_tokens, scenario.output.draw(rng)), now)
             submitted += 1

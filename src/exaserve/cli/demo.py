@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Parameters", "demo"]
 
+BLIND = ":blind"
 WARMUP_S = 5.0
 """Left out of the figures: caches, connections and estimates are cold."""
 WINDOW_S = 5.0
@@ -48,7 +49,12 @@ class Parameters:
 
 def demo(
     policies: Annotated[
-        str, typer.Option(metavar="NAME,NAME…", help="Policies to compare, in this order; all for every one.")
+        str,
+        typer.Option(
+            metavar="NAME,NAME…",
+            help="Policies to compare, in this order; all for every one. NAME:blind lifts the limits on queue depth "
+            "and KV use, which plain load balancers do not have.",
+        ),
     ] = "round_robin,entropy",
     seconds: Annotated[float, typer.Option(min=1, max=3600, help="Seconds of load for each policy.")] = 40.0,
     load: Annotated[
@@ -111,12 +117,20 @@ def _policies(text: str) -> tuple[str, ...]:
 
     names = sorted(POLICIES) if text == "all" else [name.strip() for name in text.split(",") if name.strip()]
     for name in names:
-        if name not in POLICIES:
+        if name.removesuffix(BLIND) not in POLICIES:
             known = ", ".join(sorted(POLICIES))
             raise ConfigError(f"--policies: {name!r} is not one of {known}", param="--policies")
     if not names:
         raise ConfigError("--policies: name at least one", param="--policies")
     return tuple(dict.fromkeys(names))
+
+
+def _with_policy(cluster: Cluster, name: str) -> Cluster:
+    from exaserve.cli.up import with_flags
+    from exaserve.config import without_limits
+
+    changed = with_flags(cluster, policy=name.removesuffix(BLIND))
+    return without_limits(changed) if name.endswith(BLIND) else changed
 
 
 def _check_writable(path: Path) -> None:
@@ -138,7 +152,6 @@ async def _compare(
     from exaserve.cli.demo_load import MIX
     from exaserve.cli.local import LocalCluster
     from exaserve.cli.running import StartView
-    from exaserve.cli.up import with_flags
 
     plan = make_plan(MIX, Arrivals(parameters.rate_per_s, parameters.seconds), parameters.seed)
     console.print(
@@ -148,7 +161,7 @@ async def _compare(
     )
     runs = []
     for policy in parameters.policies:
-        fresh = free_base_port(with_flags(cluster, policy=policy))
+        fresh = free_base_port(_with_policy(cluster, policy))
         with StartView(console) as view:
             local = LocalCluster(fresh, on_step=view.step)
             hurry[:] = [local.kill]

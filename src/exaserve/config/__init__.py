@@ -6,7 +6,7 @@ from exaserve.config.cluster import Cluster, EmulatorSettings, NodeEntry, Pool, 
 from exaserve.config.environment import Environment, child_environment, read_environment
 from exaserve.config.load import load_cluster, parse_cluster
 from exaserve.config.settings import ClientLimits, GatewaySettings, RetrySettings, TelemetrySettings, Timeouts
-from exaserve.config.show import diff, to_yaml
+from exaserve.config.show import diff, to_yaml, without_limits
 from exaserve.config.urls import replica_from_url, same_address, split_url
 
 __all__ = [
@@ -30,4 +30,5 @@ __all__ = [
     "same_address",
     "split_url",
     "to_yaml",
+    "without_limits",
 ]

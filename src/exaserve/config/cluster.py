@@ -289,6 +289,7 @@ SCHEMA = Schema(
             "token_budget": Limits(low=1, high=2**20),
         },
     },
+    off={SchedulingSection: {"queue_depth_max": 2**31, "kv_watermark": 1e6}},
     also={
         ClusterFile: {
             "policy": "write scheduling: {strategy: …}",

@@ -24,8 +24,9 @@ import msgspec
 from exaserve.config.document import Item, Problem
 from exaserve.config.scalars import duration_s, show_duration, size_bytes
 
-__all__ = ["Limits", "Reader", "Schema", "fields_of", "is_record", "key_of", "unknown_choice"]
+__all__ = ["OFF", "Limits", "Reader", "Schema", "fields_of", "is_record", "key_of", "unknown_choice"]
 
+OFF = "off"
 _INT_MAX = 2**53
 _INVALID = object()
 _Record = TypeVar("_Record")
@@ -49,11 +50,13 @@ class Schema:
         spelling: class to {field: key in the file}.
         limits: class to {field: range}; a number without one must be 0 or more.
         also: class to {key: what to say}, for keys of other tools that people will try.
+        off: class to {field: number that makes a limit never apply}; in the file that is ``off``.
     """
 
     spelling: Mapping[type, Mapping[str, str]] = field(default_factory=dict)
     limits: Mapping[type, Mapping[str, Limits]] = field(default_factory=dict)
     also: Mapping[type, Mapping[str, str]] = field(default_factory=dict)
+    off: Mapping[type, Mapping[str, float]] = field(default_factory=dict)
 
 
 def is_record(kind: Any) -> bool:
@@ -220,6 +223,8 @@ class Reader:
 
     def _field(self, kind: type, name: str, hint: Any, key: str, item: Item, path: str) -> Any:
         limits = self._schema.limits.get(kind, {}).get(name)
+        if item.value == OFF and name in self._schema.off.get(kind, {}):
+            return self._schema.off[kind][name]
         if _is_duration(name) and hint in (int, float, float | None):
             if item.value is None and hint == float | None:
                 return None

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
 from typing import Any
 
+import msgspec
 import yaml
 
 from exaserve.config.cluster import SCHEMA, STARTING_KEYS, Cluster, Pool, SchedulingSection
-from exaserve.config.convert import fields_of, is_record, key_of
+from exaserve.config.convert import OFF, fields_of, is_record, key_of
 from exaserve.config.scalars import show_duration
 from exaserve.scheduling.config import SchedulerConfig
 
-__all__ = ["diff", "effective", "to_yaml"]
+__all__ = ["diff", "effective", "to_yaml", "without_limits"]
 
 _CHANGES_MAX = 50
 
@@ -27,6 +29,9 @@ def effective(value: Any) -> Any:
             each = getattr(value, name)
             if each is None or (isinstance(value, Pool) and name in STARTING_KEYS and value.replicas):
                 continue  # not set, or without meaning beside what is set
+            if each == SCHEMA.off.get(kind, {}).get(name):
+                shown[key] = OFF
+                continue
             shown[key] = show_duration(each) if key != name and name.endswith("_s") else effective(each)
         return shown
     if isinstance(value, tuple):
@@ -56,6 +61,12 @@ def diff(old: Cluster, new: Cluster) -> list[str]:
     if len(lines) > _CHANGES_MAX:
         lines[_CHANGES_MAX:] = [f"and {len(lines) - _CHANGES_MAX} more"]
     return lines
+
+
+def without_limits(cluster: Cluster) -> Cluster:
+    """The cluster with every limit of the scheduler that can be ``off`` turned off."""
+    off: dict[str, Any] = dict(SCHEMA.off[SchedulingSection])
+    return msgspec.structs.replace(cluster, scheduling=dataclasses.replace(cluster.scheduling, **off))
 
 
 def _without_pools(shown: dict[str, Any]) -> dict[str, Any]:
