@@ -35,6 +35,9 @@ class SchedulerConfig:
         memory_steep_s: cost of a placement that would fill KV completely, seconds; grows from 0 at the watermark.
         failure_s: added for each recent failure of the replica, seconds, so that failing fast attracts nothing
             before the breaker opens.
+        away_share: toll on a replica that is another gateway's home, as a share of the mean prefill time of a request
+            (X2). Without it, gateways with the same picture choose the same idle replica within the time they need to
+            tell each other; with much of it, each is confined to its home.
         report_stale_s: age above which a report is not believed any more and the ledger alone judges.
         ring_vnodes: virtual nodes per replica on the consistent-hashing ring. More is evener and larger.
         bounded_load: a session's home may carry this multiple of the mean load before the session overflows to the
@@ -60,6 +63,7 @@ class SchedulerConfig:
     decode_seq_s: float = 0.01
     memory_steep_s: float = 10.0
     failure_s: float = 0.5
+    away_share: float = 0.4
     report_stale_s: float = 2.0
     ring_vnodes: int = 64
     bounded_load: float = 1.25

@@ -1,13 +1,14 @@
 """Entropy: predicted seconds of work a replica has before it can serve a request, and that the request adds (A1).
 
-``entropy = (prefill + decode) x penalty + memory + failures`` with
+``entropy = (prefill + decode + network) x penalty + memory + failures + away`` with
 
 - prefill: seconds for the prompts queued ahead, minus what has drained, + for this prompt's tokens not in the prefix
   cache, by the replica's measured speed;
 - decode: what joining a batch of ``running`` sequences costs this request and the batch;
 - memory: 0 while predicted KV stays under the watermark, quadratic above, infinite where it cannot fit;
 - network: KV or activations that must cross nodes, over the rate that is free (where the spec gives them);
-- penalty: 1 / (weight x slow-start share), and suspicion (A4).
+- penalty: 1 / (weight x slow-start share), and suspicion (A4);
+- away: with several gateways, each replica is the home of one; a small toll on the others' (X2).
 
 :func:`terms` is the definition. The ``entropy`` policy inlines it for speed; a test holds the two together.
 """
@@ -55,6 +56,7 @@ def terms(state: ReplicaState, facts: RequestFacts, cached_tokens: float, now: f
         "memory_s": memory_s(state, facts.prompt_tokens + facts.output_tokens),
         "network_s": network_s(state, tokens),
         "failure_s": state.failure_cost_s,
+        "away_s": state.away_s,
         "penalty": state.penalty,
     }
 
@@ -65,7 +67,7 @@ def cost(state: ReplicaState, facts: RequestFacts, cached_tokens: float, now: fl
         return state.forced
     t = terms(state, facts, cached_tokens, now)
     work = t["queued_s"] + t["prefill_s"] + t["decode_s"] + t["network_s"]
-    return work * t["penalty"] + t["memory_s"] + t["failure_s"]
+    return work * t["penalty"] + t["memory_s"] + t["failure_s"] + t["away_s"]
 
 
 def literal_score(state: ReplicaState) -> tuple[float, bool]:

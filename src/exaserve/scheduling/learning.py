@@ -97,17 +97,20 @@ class Speed:
 class ModelStats:
     """Running means for one model; each observation moves them by a fixed share."""
 
-    __slots__ = ("bytes_per_token", "cache_trust", "output_tokens", "prompt_tokens")
+    __slots__ = ("bytes_per_token", "cache_trust", "output_tokens", "prompt_tokens", "work_s")
 
     def __init__(self) -> None:
         self.bytes_per_token = _BYTES_PER_TOKEN
         self.output_tokens = _OUTPUT_TOKENS
         self.prompt_tokens = 512.0
+        self.work_s = 0.0
+        """Mean prefill time of a request, seconds."""
         self.cache_trust = 1.0
         """Share of the predicted prefix hits that engines confirmed, 0..1."""
 
-    def placed(self, prompt_tokens: int) -> None:
+    def placed(self, prompt_tokens: int, work_s: float) -> None:
         self.prompt_tokens += _STEP * (prompt_tokens - self.prompt_tokens)
+        self.work_s += _STEP * (work_s - self.work_s)
 
     def observe(self, prompt_bytes: int, prompt_tokens: int, completion_tokens: int) -> None:
         """Learn from one answer. Prompts under 200 bytes are left out: the chat template outweighs them."""

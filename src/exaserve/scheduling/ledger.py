@@ -9,7 +9,8 @@ streamed request's first byte *is* such a sign, so a replica that shows none can
 head of its queue: a frozen or slow replica keeps its backlog, whatever the clock says. Plain answers show no first
 byte; their prefill is taken as done when its predicted time is over.
 
-Work that other gateways placed shows in reports only: ``waiting`` and ``running`` beyond our own.
+Work that other gateways placed shows in reports, as ``waiting`` and ``running`` beyond what is known here; or at once,
+where they tell us (:mod:`exaserve.scheduling.peers`): then it is charged like our own.
 """
 
 from __future__ import annotations
@@ -36,8 +37,9 @@ class ReplicaState:
     Attributes are read by policies in a tight loop, so derived figures are kept up to date by events
     (:meth:`charge`, :meth:`first_token`, :meth:`release`, :meth:`report`) and never computed on reading:
 
-        inflight: placements not yet released, count.
-        pending_s: seconds of prefill of own placements without a first token.
+        inflight: own placements not yet released, count.
+        told: likewise, of other gateways that tell us theirs.
+        pending_s: seconds of prefill of known placements without a first token.
         head_s: upper bound of what may have drained of them since ``drain_at``, seconds.
         per_token_s / per_pair_s: seconds of prefill for T tokens are ``T (per_token_s + per_pair_s T)``.
         depth: requests believed to wait for their first token, own and foreign (E2).
@@ -46,7 +48,8 @@ class ReplicaState:
         kv_predicted / kv_limit / kv_max: KV tokens in use, at the watermark, in all (0 where the size is unknown).
         penalty: multiplies the cost: 1 / (weight x slow-start share), raised while suspect.
         failure_cost_s: added while the replica has failed recently, seconds.
-        extra_s: what does not depend on the request: ``decode_s x penalty + failure_cost_s``.
+        away_s: added while the replica is another gateway's home, seconds (X2).
+        extra_s: what does not depend on the request: ``decode_s x penalty + failure_cost_s + away_s``.
         room: whether depth and KV use let it take anything now (E2).
         need_free: largest ``prompt + output`` in tokens that raises no question of memory, context or a special term;
             larger ones are priced by :func:`exaserve.scheduling.entropy.cost`.
@@ -56,6 +59,7 @@ class ReplicaState:
 
     __slots__ = (
         "available",
+        "away_s",
         "config",
         "decode_s",
         "decoding",
@@ -72,6 +76,7 @@ class ReplicaState:
         "foreign_waiting",
         "head_s",
         "health_reason",
+        "home",
         "id",
         "index",
         "inflight",
@@ -101,6 +106,7 @@ class ReplicaState:
         "special",
         "speed",
         "suspicion",
+        "told",
         "url",
         "waiting_reported",
         "weight",
@@ -119,7 +125,10 @@ class ReplicaState:
         self.removed = False
         self.failures = 0
         self.failure_cost_s = 0.0
+        self.home = True
+        self.away_s = 0.0
         self.inflight = 0
+        self.told = 0
         self.placed_total = 0
         self.pending: dict[Placement, None] = {}
         self.pending_s = 0.0
@@ -192,8 +201,11 @@ class ReplicaState:
             self.drain_at = now
         self.pending[placement] = None
         self.pending_s += placement.work_s
-        self.inflight += 1
-        self.placed_total += 1
+        if placement.foreign:
+            self.told += 1
+        else:
+            self.inflight += 1
+            self.placed_total += 1
         self.kv_own += placement.kv_tokens
         self.kv_delta += placement.kv_tokens
         self.placed_since += 1
@@ -221,7 +233,10 @@ class ReplicaState:
         if placement.phase != Placement.PENDING:
             self.decoding -= 1
         placement.phase = Placement.RELEASED
-        self.inflight -= 1
+        if placement.foreign:
+            self.told -= 1
+        else:
+            self.inflight -= 1
         self.kv_own -= placement.kv_tokens
         self.kv_delta -= placement.kv_tokens
         if outcome is Outcome.REPLICA_FAILED or outcome is Outcome.REPLICA_ERROR:
@@ -302,7 +317,7 @@ class ReplicaState:
         self.progressed_since = 0
         self.kv_delta = newer_kv
         own_waiting = len(self.pending) - newer
-        own = self.inflight - newer
+        own = self.inflight + self.told - newer
         waiting = report.waiting or 0
         foreign = max(0, waiting + (report.running or 0) - own)
         self.foreign_waiting = min(max(0, waiting - own_waiting), foreign)
@@ -365,8 +380,8 @@ class ReplicaState:
         config = self.config
         self.running = running = self.decoding + self.foreign_running
         self.decode_s = decode_s = running * config.decode_seq_s * config.decode_weight
-        self.extra_s = decode_s * self.penalty + self.failure_cost_s
-        self.room = depth < config.queue_depth_max and (kv < self.kv_limit or not self.inflight)
+        self.extra_s = decode_s * self.penalty + self.failure_cost_s + self.away_s
+        self.room = depth < config.queue_depth_max and (kv < self.kv_limit or not (self.inflight or self.told))
         self.need_free = -1.0 if self.special else min(self.kv_limit - kv, self.prompt_max)
 
     def backlog_s(self, now: float) -> float:
@@ -381,12 +396,14 @@ class ReplicaState:
 
     def validate(self) -> None:
         """Assert the ledger's invariants."""
-        assert self.inflight >= len(self.pending) >= 0
-        assert self.decoding == self.inflight - len(self.pending), (self.decoding, self.inflight, len(self.pending))
+        known = self.inflight + self.told
+        assert self.inflight >= 0
+        assert self.told >= 0
+        assert self.decoding == known - len(self.pending) >= 0, (self.decoding, known, len(self.pending))
         assert abs(self.pending_s - sum(p.work_s for p in self.pending)) < 1e-6 * (1 + self.pending_s)
         assert self.pending or self.pending_s == 0.0
         assert self.kv_own >= 0
-        assert self.inflight > 0 or self.kv_own == 0
+        assert known > 0 or self.kv_own == 0
         assert all(p.phase == Placement.PENDING for p in self.pending)
         assert self.per_token_s > 0
         assert self.per_pair_s >= 0

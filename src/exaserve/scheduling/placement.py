@@ -25,12 +25,14 @@ class Placement:
         work_s: seconds of prefill those tokens are believed to take there.
         kv_tokens: KV tokens charged (prompt and expected output).
         cached_tokens: prompt tokens believed to be in the prefix cache.
+        foreign: another gateway placed it and told us.
     """
 
     __slots__ = (
         "cached_tokens",
         "cost_s",
         "facts_prompt_bytes",
+        "foreign",
         "kv_tokens",
         "model",
         "phase",
@@ -59,6 +61,7 @@ class Placement:
         kv_tokens: int,
         stream: bool,
         prompt_bytes: int,
+        foreign: bool = False,
     ) -> None:
         self.state = state
         self.replica_id: ReplicaId = state.id
@@ -72,6 +75,7 @@ class Placement:
         self.kv_tokens = kv_tokens
         self.stream = stream
         self.facts_prompt_bytes = prompt_bytes
+        self.foreign = foreign
         self.phase = Placement.PENDING
 
     def __repr__(self) -> str:

@@ -6,7 +6,7 @@ It owns the replicas' states and the pools by model. The gateway and the simulat
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from random import Random
 from types import MappingProxyType
@@ -19,6 +19,7 @@ from exaserve.scheduling.entropy import cost, literal_score, terms
 from exaserve.scheduling.filters import why_not
 from exaserve.scheduling.learning import ModelStats, PrefillModel
 from exaserve.scheduling.ledger import ReplicaState
+from exaserve.scheduling.peers import Peers
 from exaserve.scheduling.placement import Candidate, Explanation, Placement, Refusal, RefusalReason
 from exaserve.scheduling.policies import POLICIES, Policy, PolicyContext
 from exaserve.scheduling.pool import Pool
@@ -46,7 +47,8 @@ class Scheduler:
         self._pools: dict[str, Pool] = {}
         self._prefix = PrefixIndex(config.prefix_entries_max)
         self._next_index = 0
-        self._peers: dict[tuple[str, tuple[str, ...], float], PrefillModel] = {}
+        self._peers = Peers()
+        self._speeds: dict[tuple[str, tuple[str, ...], float], PrefillModel] = {}
         self._context = PolicyContext(config=config, rng=rng, prefix=self._prefix)
         self._policy: Policy
         self.set_policy(config.policy)
@@ -57,7 +59,8 @@ class Scheduler:
         """Add a replica; it takes requests once :meth:`set_health` says so. ValueError where its id is taken."""
         if spec.id in self._states:
             raise ValueError(f"replica {spec.id!r} is already known")
-        state = ReplicaState(spec, self.config, now, self._take_index(), self._peers_of(spec))
+        state = ReplicaState(spec, self.config, now, self._take_index(), self._speed_of(spec))
+        state.home = self._peers.is_home(spec.id)
         self._states[spec.id] = state
         for model in spec.models:
             self._join(model, state)
@@ -66,7 +69,7 @@ class Scheduler:
         """Take a replica's new description (models, weight, limits); its ledger and learned speed stay."""
         state = self._states[spec.id]
         before = set(state.spec.models)
-        state.set_spec(spec, self._peers_of(spec))
+        state.set_spec(spec, self._speed_of(spec))
         for model in before - set(spec.models):
             self._leave(model, state)
         for model in spec.models:
@@ -93,14 +96,14 @@ class Scheduler:
         """Names that at least one replica may take requests for; sorted."""
         return tuple(sorted(name for name, pool in self._pools.items() if pool.eligible))
 
-    def _peers_of(self, spec: ReplicaSpec) -> PrefillModel:
+    def _speed_of(self, spec: ReplicaSpec) -> PrefillModel:
         """The shared rate of replicas that serve the same models with the same engine."""
         key = (spec.engine, spec.models, spec.prefill_tokens_per_s)
-        if key not in self._peers:
+        if key not in self._speeds:
             config = self.config
             rate = spec.prefill_tokens_per_s or config.prefill_tokens_per_s
-            self._peers[key] = PrefillModel(rate, config.prior_busy_s, config.learn_window_s)
-        return self._peers[key]
+            self._speeds[key] = PrefillModel(rate, config.prior_busy_s, config.learn_window_s)
+        return self._speeds[key]
 
     def _take_index(self) -> int:
         """A bit of its own in the prefix index; never reused while the index may still hold the old owner's bits."""
@@ -203,10 +206,11 @@ class Scheduler:
         state = self._states.get(report.replica)
         if state is None or now - report.taken_at > self.config.report_stale_s:
             return
-        mean = 512.0
-        if state.spec.models and (pool := self._pools.get(state.spec.models[0])):
-            mean = pool.stats.prompt_tokens
-        if not state.report(report, mean):
+        pool = self._pools.get(state.spec.models[0]) if state.spec.models else None
+        stats = pool.stats if pool else None
+        if stats is not None and not state.home:
+            state.away_s = self.config.away_share * stats.work_s
+        if not state.report(report, stats.prompt_tokens if stats else 512.0):
             return
         total = state.inflight + state.foreign_running + state.foreign_waiting
         if total:
@@ -231,6 +235,38 @@ class Scheduler:
     def signal_missing(self) -> Mapping[str, int]:
         """Decisions taken without a signal that the policy wanted, by signal."""
         return MappingProxyType(self._context.signal_missing)
+
+    # -- other gateways --------------------------------------------------------------------------------------------
+
+    def set_gateways(self, own: str, gateways: Sequence[str]) -> None:
+        """Name the gateways that place work on these replicas, this one (``own``) among them; see ``peers``."""
+        self._peers.own = own
+        self._peers.gateways = tuple(sorted({own, *gateways}))
+        for state in self._states.values():
+            state.home = self._peers.is_home(state.id)
+            state.away_s = 0.0
+
+    def told_placed(
+        self, peer: str, ref: int, replica: ReplicaId, tokens: int, kv_tokens: int, stream: bool, placed_at: float
+    ) -> None:
+        """``peer`` placed a request of ``tokens`` uncached prompt tokens on ``replica``. Unknown replicas: ignored."""
+        state = self._states.get(replica)
+        if state is not None:
+            self._peers.placed(peer, ref, state, tokens, kv_tokens, stream, placed_at)
+
+    def told_first_token(self, peer: str, ref: int, now: float) -> None:
+        self._peers.first_token(peer, ref, now)
+
+    def told_done(self, peer: str, ref: int, now: float) -> None:
+        self._peers.done(peer, ref, now)
+
+    def peer_lost(self, peer: str, now: float) -> None:
+        """Forget everything that ``peer`` told."""
+        self._peers.lost(peer, now)
+
+    def told(self) -> int:
+        """Other gateways' placements now charged here."""
+        return len(self._peers)
 
     # -- requests --------------------------------------------------------------------------------------------------
 
@@ -261,7 +297,7 @@ class Scheduler:
         )
         state.charge(placement, now)
         pool.inflight += 1
-        pool.stats.placed(facts.prompt_tokens)
+        pool.stats.placed(facts.prompt_tokens, placement.work_s)
         if facts.prefix:
             self._prefix.insert(facts.prefix, 1 << state.index)
         return placement
@@ -336,6 +372,12 @@ class Scheduler:
             assert pool.inflight >= 0
             assert pool.eligible == [s for s in pool.members.values() if s.eligible]
         self._prefix.validate()
+        self._peers.validate()
+        told = {id(s): 0 for s in self._states.values()}
+        for placement in self._peers.placements():
+            if id(placement.state) in told:
+                told[id(placement.state)] += 1
+        assert all(s.told == told[id(s)] for s in self._states.values())
 
 
 def _cut_to_fit(pool: Pool, facts: RequestFacts) -> RequestFacts | None:

@@ -1,0 +1,140 @@
+"""Several gateways: told placements are charged like own ones, homes divide the replicas, a lost peer leaves nothing."""
+
+from __future__ import annotations
+
+from collections import Counter
+from random import Random
+
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.scheduling.conftest import Build, facts, report, rid
+
+from exaserve.domain.replica import ReplicaSpec
+from exaserve.domain.request import Outcome
+from exaserve.scheduling import Placement, Scheduler, SchedulerConfig
+from exaserve.scheduling.peers import home_of
+
+
+def test_a_told_placement_is_charged_and_ends(build: Build) -> None:
+    scheduler = build(2)
+    scheduler.told_placed("g2", 7, rid(0), 12_842, 13_000, True, 0.0)
+    state = scheduler.states()[rid(0)]
+    assert (state.inflight, state.told, state.depth) == (0, 1, 1)
+    assert state.backlog_s(0.0) > 1.0
+    assert scheduler.place(facts(), 0.0).replica_id == rid(1)  # type: ignore[union-attr]
+    scheduler.told_first_token("g2", 7, 1.5)
+    assert state.backlog_s(1.5) == 0
+    assert state.running == 1
+    scheduler.told_done("g2", 7, 3.0)
+    scheduler.told_done("g2", 7, 3.0)
+    assert (state.told, state.kv_own, state.running) == (0, 0, 0)
+    scheduler.validate()
+
+
+def test_what_was_told_is_not_foreign_in_a_report_again(build: Build) -> None:
+    scheduler = build(1)
+    scheduler.told_placed("g2", 1, rid(0), 1000, 1100, True, 0.0)
+    scheduler.report(report(0, 1, 0.1, running=1, waiting=0, kv_use=0.01), 0.1)
+    state = scheduler.states()[rid(0)]
+    assert (state.foreign_running, state.foreign_waiting) == (0, 0)
+
+
+def test_a_lost_peer_takes_its_placements_with_it(build: Build) -> None:
+    scheduler = build(3)
+    for ref in range(30):
+        scheduler.told_placed("g2", ref, rid(ref % 3), 100, 200, True, 0.0)
+    scheduler.told_placed("g3", 1, rid(0), 100, 200, True, 0.0)
+    scheduler.peer_lost("g2", 1.0)
+    assert scheduler.told() == 1
+    assert [scheduler.states()[rid(k)].told for k in range(3)] == [1, 0, 0]
+    scheduler.validate()
+
+
+def test_unknown_replicas_and_references_are_ignored(build: Build) -> None:
+    scheduler = build(1)
+    scheduler.told_placed("g2", 1, rid(9), 100, 200, True, 0.0)
+    scheduler.told_first_token("g2", 5, 0.0)
+    scheduler.told_done("g2", 5, 0.0)
+    assert scheduler.told() == 0
+
+
+def test_a_reference_used_again_replaces_the_old_one(build: Build) -> None:
+    scheduler = build(2)
+    scheduler.told_placed("g2", 1, rid(0), 100, 200, True, 0.0)
+    scheduler.told_placed("g2", 1, rid(1), 100, 200, True, 0.0)
+    assert [scheduler.states()[rid(k)].told for k in range(2)] == [0, 1]
+
+
+def test_homes_are_agreed_even_and_stable() -> None:
+    gateways = [f"g{k}" for k in range(8)]
+    homes = {k: home_of(rid(k), gateways) for k in range(800)}
+    assert min(Counter(homes.values()).values()) > 60
+    fewer = {k: home_of(rid(k), gateways[:-1]) for k in range(800)}
+    assert all(fewer[k] == home for k, home in homes.items() if home != "g7")
+
+
+def test_gateways_with_the_same_picture_choose_their_own_homes(build: Build) -> None:
+    names = [f"g{k}" for k in range(4)]
+    chosen = []
+    for name in names:
+        scheduler = build(32)
+        scheduler.set_gateways(name, names)
+        for k in range(32):
+            scheduler.place(facts(2000), 0.0, [rid(j) for j in range(32) if j != k])
+        for k in range(32):
+            p = next(iter(scheduler.states()[rid(k)].pending))
+            scheduler.first_token(p, 0.25)
+            scheduler.release(p, 0.5, Outcome.COMPLETED)
+            scheduler.report(report(k, 1, 0.6, running=0, waiting=0, kv_use=0.0), 0.6)
+        p2 = scheduler.place(facts(2000), 0.6)
+        assert isinstance(p2, Placement)
+        assert home_of(p2.replica_id, names) == name
+        chosen.append(p2.replica_id)
+    assert len(set(chosen)) == 4
+
+
+def test_a_full_home_overflows_to_others(build: Build) -> None:
+    scheduler = build(8)
+    scheduler.set_gateways("a", ["a", "b"])
+    placed = {scheduler.place(facts(4000), 0.0).replica_id for _ in range(8)}  # type: ignore[union-attr]
+    assert len(placed) == 8
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from(["placed", "first", "done", "lost", "own"]),
+            st.sampled_from(["p", "q"]),
+            st.integers(0, 4),
+            st.integers(0, 2),
+        ),
+        max_size=60,
+    )
+)
+def test_any_order_of_messages_leaves_nothing_behind(events: list[tuple[str, str, int, int]]) -> None:
+    scheduler = Scheduler(SchedulerConfig(), Random(0))
+    for k in range(3):
+        scheduler.add(ReplicaSpec(rid(k), f"http://r{k}", ("m",)), 0.0)
+        scheduler.set_health(rid(k), True, "up")
+    own: list[Placement] = []
+    for now, (kind, peer, ref, k) in enumerate(events):
+        if kind == "placed":
+            scheduler.told_placed(peer, ref, rid(k), 100, 150, bool(ref % 2), float(now))
+        elif kind == "first":
+            scheduler.told_first_token(peer, ref, float(now))
+        elif kind == "done":
+            scheduler.told_done(peer, ref, float(now))
+        elif kind == "lost":
+            scheduler.peer_lost(peer, float(now))
+        else:
+            p = scheduler.place(facts(), float(now))
+            assert isinstance(p, Placement)
+            own.append(p)
+        scheduler.validate()
+    for p in own:
+        scheduler.release(p, 1e3, Outcome.COMPLETED)
+    for peer in ("p", "q"):
+        scheduler.peer_lost(peer, 1e3)
+    for state in scheduler.states().values():
+        state.validate()
+        assert (state.inflight, state.told, state.decoding, state.pending_s, state.kv_own) == (0, 0, 0, 0, 0)
