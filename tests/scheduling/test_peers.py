@@ -1,4 +1,4 @@
-"""Several gateways: told placements are charged like own ones, homes divide the replicas, a lost peer leaves nothing."""
+"""Several gateways: told placements are charged like own ones, homes divide the replicas, lost peers leave nothing."""
 
 from __future__ import annotations
 

@@ -6,8 +6,8 @@ import random
 
 from exaserve.bench import Mix
 from exaserve.config import Pool
-from exaserve.emulator.engine import Engine, Request
 from exaserve.perfmodel import profile
+from exaserve.perfmodel.engine import Engine, Request
 
 __all__ = ["replica_capacity_per_s"]
 

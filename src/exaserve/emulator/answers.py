@@ -12,9 +12,9 @@ import json
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from exaserve.emulator.engine import FinishReason, Request
 from exaserve.emulator.http import frame
 from exaserve.emulator.text import TOKEN_BYTES
+from exaserve.perfmodel.engine import FinishReason, Request
 
 if TYPE_CHECKING:
     from exaserve.emulator.ask import Job, Piece

@@ -6,7 +6,7 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from exaserve.emulator.answers import Answer, Choice, Pieces, quoted
-from exaserve.emulator.engine import FinishReason
+from exaserve.perfmodel.engine import FinishReason
 
 if TYPE_CHECKING:
     from exaserve.emulator.ask import Job

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from exaserve.emulator import text
-from exaserve.emulator.engine import FinishReason
+from exaserve.perfmodel.engine import FinishReason
 
 __all__ = ["BadRequest", "Fields", "Job", "Limits", "Piece", "ToolCall", "parse_object", "plan", "read_chat",
            "read_completion", "read_messages", "read_responses"]  # fmt: skip

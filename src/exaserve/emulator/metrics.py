@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 
 if TYPE_CHECKING:
     from exaserve.emulator.config import MetricsSize
-    from exaserve.emulator.engine import Engine, Request, StepResult
+    from exaserve.perfmodel.engine import Engine, Request, StepResult
 
 __all__ = ["Exposition", "Histogram", "Stats", "garble", "rename", "without"]
 

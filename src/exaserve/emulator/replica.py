@@ -9,11 +9,11 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from exaserve.emulator.ask import Limits
-from exaserve.emulator.engine import Engine, FinishReason, Request
 from exaserve.emulator.faults import Faults, merge
 from exaserve.emulator.http import Connection, HttpRequest
 from exaserve.emulator.metrics import Exposition, Stats
 from exaserve.emulator.routes import dispatch
+from exaserve.perfmodel.engine import Engine, FinishReason, Request
 
 if TYPE_CHECKING:
     from exaserve.emulator.answers import Answer, Choice

@@ -15,8 +15,8 @@ from exaserve.domain.errors import ConfigError
 from exaserve.emulator import ask, text
 from exaserve.emulator.answers import Answer, ChatAnswer, Choice, CompletionAnswer
 from exaserve.emulator.answers_events import MessagesAnswer, ResponsesAnswer
-from exaserve.emulator.engine import FinishReason
 from exaserve.emulator.metrics import garble, rename, without
+from exaserve.perfmodel.engine import FinishReason
 
 if TYPE_CHECKING:
     from exaserve.emulator.http import Connection, HttpRequest

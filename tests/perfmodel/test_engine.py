@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from exaserve.emulator.blocks import BlockPool
-from exaserve.emulator.engine import Engine, FinishReason, Request, State
 from exaserve.perfmodel import EngineProfile
+from exaserve.perfmodel.blocks import BlockPool
+from exaserve.perfmodel.engine import Engine, FinishReason, Request, State
 
 SMALL = EngineProfile(
     prefill_tokens_per_s=1_000.0,

@@ -24,8 +24,8 @@ from collections.abc import Sequence
 from enum import Enum
 from typing import Any, NamedTuple
 
-from exaserve.emulator.blocks import BlockPool
 from exaserve.perfmodel import EngineProfile
+from exaserve.perfmodel.blocks import BlockPool
 
 __all__ = ["Engine", "FinishReason", "Request", "State", "StepResult"]
 
