@@ -39,8 +39,8 @@ format: $(VENV)/.dev ## rewrite the sources in the house format
 	@$(BIN)/ruff check --fix .
 
 bench-gateway: $(VENV)/.dev ## gateway against HAProxy and vllm-router on the same core
-	@$(BIN)/python -m benchmarks.gateway
+	@$(BIN)/python -m benchmarks.bench_gateway
 
 clean: ## remove the virtual environment and caches
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build dist
+	rm -rf $(VENV) .venv-peers .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build dist
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
