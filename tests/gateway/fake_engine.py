@@ -26,6 +26,7 @@ class FakeEngine:
             "/health": (200, b""),
         }
         self.asked: Counter[str] = Counter()
+        self.heads: list[bytes] = []
         self.bodies: list[tuple[str, bytes]] = []
         self.connections = 0
         self.open = 0
@@ -73,7 +74,9 @@ class FakeEngine:
             writer.close()
 
     async def _one(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
-        head = (await reader.readuntil(b"\r\n\r\n")).decode()
+        raw = await reader.readuntil(b"\r\n\r\n")
+        self.heads.append(raw)
+        head = raw.decode()
         path = head.split(" ")[1]
         length = next(
             (int(line.split(":")[1]) for line in head.split("\r\n") if line.lower().startswith("content-len")), 0

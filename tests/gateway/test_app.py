@@ -126,6 +126,29 @@ async def test_reload_says_what_needs_a_restart_and_leaves_it():
         assert gateway.cluster.gateway.drain_s == 2.0
 
 
+@pytest.mark.parametrize("extra", [b"", b"A: b\r\n"])
+@pytest.mark.parametrize("chunked", [False, True])
+async def test_heads_keep_their_lines_apart_in_both_directions(extra, chunked):
+    """Also where no header of the client, or of the replica, is passed on."""
+    body = b'{"model":"m"}'
+    async with FakeEngine() as engine, running(engine) as gateway:
+        await until(gateway.scheduler.ready_models)
+        reader, writer = await asyncio.open_connection("127.0.0.1", int(gateway.url.rsplit(":", 1)[1]))
+        framing = b"Transfer-Encoding: chunked" if chunked else b"Content-Length: %d" % len(body)
+        sent = b"%x\r\n%b\r\n0\r\n\r\n" % (len(body), body) if chunked else body
+        writer.write(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\n%b%b\r\n\r\n%b" % (extra, framing, sent))
+        answer = (await reader.readuntil(b"\r\n\r\n")).split(b"\r\n")
+        assert answer[0].startswith(b"HTTP/1.1 200 ")
+        assert b"x-exaserve-replica: 127.0.0.1:%d" % engine.port in answer
+        head = engine.heads[-1].split(b"\r\n")
+        assert head[0] == b"POST /v1/completions HTTP/1.1"
+        assert b"Host: 127.0.0.1:%d" % engine.port in head
+        assert b"Content-Length: %d" % len(body) in head
+        assert (b"A: b" in head) == bool(extra)
+        writer.transport.abort()
+        await asyncio.sleep(0.01)
+
+
 async def test_stop_finishes_what_is_under_way_and_takes_nothing_new():
     release = asyncio.Event()
 
