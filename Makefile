@@ -6,7 +6,7 @@ SHELL := /bin/bash
 VENV := .venv
 BIN := $(VENV)/bin
 PYTEST_WORKERS ?= 2
-PURE := $(wildcard $(addprefix src/exaserve/,domain scheduling health perfmodel planning))
+PURE := $(wildcard $(addprefix src/exaserve/,domain scheduling health perfmodel planning preflight))
 
 .PHONY: help setup demo test check format bench-gateway clean
 
@@ -27,12 +27,14 @@ demo: $(VENV)/.runtime ## a cluster of 48 emulated replicas: round robin against
 test: $(VENV)/.dev ## all tests
 	@$(BIN)/python -m pytest -n $(PYTEST_WORKERS) --dist loadgroup $(PYTEST_ARGS)
 
-check: $(VENV)/.dev ## format, lint, types, import rules
-	@$(BIN)/ruff format --check .
-	@$(BIN)/ruff check .
-	@$(BIN)/ruff check --config ruff-pure.toml $(PURE)
-	@$(BIN)/lint-imports --no-cache
-	@$(BIN)/mypy src tests $(wildcard benchmarks)
+check: $(VENV)/.dev ## format, lint, types, import rules; all of them, also after one has failed
+	@status=0; \
+	$(BIN)/ruff format --check . || status=1; \
+	$(BIN)/ruff check . || status=1; \
+	$(BIN)/ruff check --config ruff-pure.toml $(PURE) || status=1; \
+	$(BIN)/lint-imports --no-cache || status=1; \
+	$(BIN)/mypy src tests $(wildcard benchmarks) || status=1; \
+	exit $$status
 
 format: $(VENV)/.dev ## rewrite the sources in the house format
 	@$(BIN)/ruff format .
