@@ -38,6 +38,9 @@ class RecordingHealth:
     def succeeded(self, replica: ReplicaId, now: float) -> None:
         self.good.append(replica)
 
+    def progressed(self, replica: ReplicaId, now: float) -> None:
+        pass
+
     def failed(self, replica: ReplicaId, kind: FailureKind, now: float) -> None:
         self.bad.append((replica, kind))
 
@@ -123,9 +126,7 @@ class Bench:
         self.clock = Clock()
         self.health = RecordingHealth()
         self.metrics = GatewayMetrics(process=False)
-        self.scheduler = Scheduler(
-            SchedulerConfig(**({"policy": "round_robin"} | (scheduler or {}))), random.Random(1)
-        )
+        self.scheduler = Scheduler(SchedulerConfig(**({"policy": "round_robin"} | (scheduler or {}))), random.Random(1))
         self.core = Core(
             settings,
             self.scheduler,
@@ -234,7 +235,13 @@ def read_answers(data: bytes, *, bodyless: bool = False) -> list[Answer]:
         assert version == "HTTP/1.1"
         pairs = [(line.partition(":")[0].lower(), line.partition(":")[2].strip()) for line in lines]
         headers = dict(pairs)
-        for name in ("content-length", "transfer-encoding", "connection", "x-request-id", "access-control-allow-origin"):
+        for name in (
+            "content-length",
+            "transfer-encoding",
+            "connection",
+            "x-request-id",
+            "access-control-allow-origin",
+        ):
             assert sum(pair[0] == name for pair in pairs) <= 1, (name, pairs)
         assert not ("content-length" in headers and "transfer-encoding" in headers)
         whole, content = True, b""

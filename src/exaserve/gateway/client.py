@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, cast
 from exaserve.domain.errors import ClientError, ShuttingDown, SlowClient
 from exaserve.gateway.answers import CONTINUE, error_answer
 from exaserve.gateway.exchange import Exchange
+from exaserve.gateway.inspect import inspect
 from exaserve.gateway.parse import HEAD, IDLE, Request, RequestReader
-from exaserve.gateway.routes import Dialect, resolve
+from exaserve.gateway.routes import Dialect, Kind, resolve
 
 if TYPE_CHECKING:
     from exaserve.gateway.core import Core
@@ -146,7 +147,7 @@ class ClientConnection(asyncio.Protocol):
                 raise request.error
             route = resolve(request.method, request.target)
             dialect = route.dialect
-            facts = core.facts(request, route)
+            facts = inspect(request, route, core.scheduler) if route.kind is Kind.JSON else core.facts(request, route)
         except ClientError as error:
             self._refuse(request, error, dialect)
             return

@@ -38,13 +38,14 @@ __all__ = ["TICK_S", "Core", "Health", "Metrics", "tune_gc"]
 TICK_S = 0.25
 """How coarse deadlines are, seconds."""
 _MODELS_SHOWN_MAX = 20
-_PROXIED = frozenset({Kind.JSON, Kind.RESOURCE})
 
 
 class Health(Protocol):
     """What the request path tells of replicas (:class:`exaserve.health.HealthBook`)."""
 
     def succeeded(self, replica: ReplicaId, now: float) -> None: ...
+
+    def progressed(self, replica: ReplicaId, now: float) -> None: ...
 
     def failed(self, replica: ReplicaId, kind: FailureKind, now: float) -> None: ...
 
@@ -101,6 +102,8 @@ class Core:
     ) -> None:
         self.limits = settings.limits
         self.timeouts = settings.timeouts
+        self.first_byte_s = settings.timeouts.first_byte_s
+        self.total_s = settings.timeouts.total_s
         self.retry = settings.retry
         self.scheduler = scheduler
         self.admission = admission
@@ -197,8 +200,8 @@ class Core:
         return b"%b-%x" % (self._id_prefix, next(self._ids))
 
     def facts(self, request: Request, route: Route) -> RequestFacts | None:
-        """Facts of a request for a replica, None of one that the gateway answers. InvalidBody where there are none."""
-        if route.kind not in _PROXIED:
+        """Facts of a request for something that a replica keeps, None of one that the gateway answers itself."""
+        if route.kind is not Kind.RESOURCE:
             return None
         facts = inspect(request, route, self.scheduler)
         if not facts.model:
@@ -255,14 +258,19 @@ class Core:
     def tick(self, now: float) -> None:
         """Acts on every deadline that has passed."""
         between_s = self.timeouts.between_bytes_s
+        progressed = set()
         for exchange in list(self.exchanges):
             upstream = exchange.upstream
             if upstream is not None and (upstream.active or exchange.client.stalled) and now < exchange.total_at:
+                if upstream.active:
+                    progressed.add(upstream.endpoint.replica)
                 upstream.active = False
                 if exchange.sent:
                     exchange.deadline = min(now + between_s, exchange.total_at)
             elif exchange.deadline <= now:
                 exchange.expired(now)
+        for replica in progressed:
+            self.health.progressed(ReplicaId(replica), now)
         for client in list(self._clients):
             if client.deadline <= now:
                 client.expired()

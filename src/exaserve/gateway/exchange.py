@@ -100,7 +100,7 @@ class Exchange:
     def start(self, now: float) -> None:
         core = self._core
         self._started_at = now
-        total_s = core.timeouts.total_s
+        total_s = core.total_s
         if self.request.deadline:
             total_s = min(total_s, _deadline_s(self.request.deadline))
         self.deadline = self.total_at = now + total_s
@@ -217,7 +217,8 @@ class Exchange:
         else:
             head = b"%b%bx-request-id: %b\r\n\r\n" % (head, endpoint.host_line, self.request_id)
         self.upstream = upstream
-        self.deadline = min(now + self._core.timeouts.first_byte_s, self.total_at)
+        deadline = now + self._core.first_byte_s
+        self.deadline = min(self.total_at, deadline)
         if len(body) <= _JOIN_BYTES_MAX:
             upstream.send(self, head + body, b"", now)
         else:
@@ -238,7 +239,8 @@ class Exchange:
             return
         self._status = status
         request = self.request
-        endpoint = upstream.endpoint
+        transport = self.client.transport
+        assert transport is not None
         keep_alive = request.keep_alive and not core.stopping
         bodyless = request.method == b"HEAD" or status in _BODYLESS
         if upstream.length >= 0 and not upstream.chunked:
@@ -255,9 +257,12 @@ class Exchange:
             framing += b"Connection: close\r\n"
         if request.origin:
             framing += core.cors.lines(request.origin)
-        head = b"%b%b%b%b\r\n" % (upstream.head, endpoint.replica_line, self.request_id, framing)
-        transport = self.client.transport
-        assert transport is not None
+        head = b"%b%b%b%b\r\n" % (upstream.head, upstream.endpoint.replica_line, self.request_id, framing)
+        if upstream.complete and upstream.length == len(rest) and not bodyless:
+            self.sent = True  # the usual plain answer: all of it has come
+            transport.write(head + rest)
+            self._settle(_outcome(status), rest)
+            return
         upstream.pass_on(head, rest, transport.write, http11=request.http11, bodyless=bodyless)
 
     def first_byte(self) -> None:
@@ -279,14 +284,7 @@ class Exchange:
         core.metrics.streams(1)
 
     def ended(self, _upstream: UpstreamConnection, tail: bytes) -> None:
-        status = self._status
-        if status < 400:
-            outcome = Outcome.COMPLETED
-        elif status < 500:
-            outcome = Outcome.REJECTED
-        else:
-            outcome = Outcome.REPLICA_ERROR
-        self._settle(outcome, tail)
+        self._settle(_outcome(self._status), tail)
 
     def lost(self, upstream: UpstreamConnection, error: ReplicaError) -> None:
         kind = FailureKind.INVALID if isinstance(error, InvalidResponse) else FailureKind.RESET
@@ -464,6 +462,12 @@ class Exchange:
         if core.waiting():
             core.wake()
         self.client.exchange_done(now)
+
+
+def _outcome(status: int) -> Outcome:
+    if status < 400:
+        return Outcome.COMPLETED
+    return Outcome.REJECTED if status < 500 else Outcome.REPLICA_ERROR
 
 
 def _deadline_s(value: bytes) -> float:

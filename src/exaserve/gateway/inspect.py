@@ -106,16 +106,18 @@ def inspect(request: Request, route: Route, estimator: Estimator) -> RequestFact
         bound = output if limit is None else limit
         if body.n is not None and type(body.n) is int and 1 < body.n <= _COUNT_MAX:
             output *= body.n
+    # by position: naming the fields would cost a third of a microsecond
     return RequestFacts(
-        model=model,
-        prompt_tokens=prompt_tokens,
-        output_tokens=output,
-        total_tokens_max=prompt_tokens + bound,
-        stream=body.stream is True,
-        session=_header_session(request) or _session(body),
-        prefix=block_hashes(text),
-        prompt_bytes=prompt_bytes,
-        priority=_priority(request.priority),
+        model,
+        prompt_tokens,
+        output,
+        prompt_tokens + bound,
+        body.stream is True,
+        _header_session(request) if request.session else _session(body),
+        block_hashes(text),
+        prompt_bytes,
+        None,
+        _priority(request.priority) if request.priority else 0,
     )
 
 
@@ -191,12 +193,11 @@ def _header_session(request: Request) -> str | None:
 
 def _session(body: _Body) -> str | None:
     """The narrowest thing that stays the same over a conversation's turns; None where only the prefix can tell."""
-    conversation = body.conversation
-    if type(conversation) is dict:
-        conversation = conversation.get("id")
-    for value in (body.prompt_cache_key, conversation, body.user, body.safety_identifier):
-        if value is not None and type(value) is str and value:
-            return value[:_SESSION_CHARS_MAX]
+    for value in (body.prompt_cache_key, body.conversation, body.user, body.safety_identifier):
+        if value is not None:
+            name = value.get("id") if type(value) is dict else value
+            if type(name) is str and name:
+                return name[:_SESSION_CHARS_MAX]
     if body.metadata is not _RAW:
         found = re.search(rb'"user_id"\s*:\s*"([^"\\]{1,256})"', bytes(body.metadata)[:4096])
         if found is not None:

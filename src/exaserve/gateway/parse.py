@@ -214,7 +214,9 @@ class RequestReader:
             return None
         head = request.head = b"".join(parts[::3])
         words = head.split(b"\r\n", 1)[0].split(b" ")
-        if len(words) != 3 or not words[0].isalpha() or words[2] != b"HTTP/1.1" or data.count(b"\r\n", 0, end) > limits.header_count_max:
+        if len(words) != 3 or not words[0].isalpha() or words[2] != b"HTTP/1.1":
+            return None
+        if end > 4 * limits.header_count_max and data.count(b"\r\n", 0, end) > limits.header_count_max:
             return None
         request.method, request.target, _ = words
         if not self._check(data):

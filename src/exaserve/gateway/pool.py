@@ -59,6 +59,7 @@ class UpstreamPool:
         """The replica is gone or has moved: its idle connections are closed; those at work go on."""
         endpoint = self._endpoints.pop(replica, None)
         if endpoint is not None:
+            endpoint.live = False
             for upstream in endpoint.idle[:]:
                 upstream.abort()
             endpoint.idle.clear()
@@ -66,11 +67,15 @@ class UpstreamPool:
     def give_back(self, upstream: UpstreamConnection, now: float) -> None:
         """Takes a connection back after an answer, if it can carry another."""
         if upstream.recycle(now):
-            self._park(upstream)
+            endpoint = upstream.endpoint
+            if endpoint.live and len(endpoint.idle) < _IDLE_MAX:
+                endpoint.idle.append(upstream)
+            else:
+                upstream.abort()
 
     def _park(self, upstream: UpstreamConnection) -> None:
         endpoint = upstream.endpoint
-        if len(endpoint.idle) < _IDLE_MAX and self._endpoints.get(endpoint.replica) is endpoint:
+        if endpoint.live and len(endpoint.idle) < _IDLE_MAX:
             endpoint.idle.append(upstream)
         else:
             upstream.abort()

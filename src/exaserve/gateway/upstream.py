@@ -75,7 +75,7 @@ class Relay(Protocol):
 class Endpoint:
     """Where one replica listens, and the connections to it that wait for work (the last used is used next)."""
 
-    __slots__ = ("host", "host_line", "idle", "port", "replica", "replica_line", "url")
+    __slots__ = ("host", "host_line", "idle", "live", "port", "replica", "replica_line", "url")
 
     def __init__(self, replica: str, url: str) -> None:
         parts = urlsplit(url)
@@ -87,6 +87,7 @@ class Endpoint:
         self.port = parts.port or 80
         self.host_line = b"\r\nHost: " + parts.netloc.rpartition("@")[2].encode("latin-1") + b"\r\n"
         self.replica_line = b"\r\nx-exaserve-replica: " + replica.encode("latin-1", "replace") + b"\r\nx-request-id: "
+        self.live = True
         self.idle: list[UpstreamConnection] = []
 
 
