@@ -7,6 +7,7 @@ import json
 import shutil
 import subprocess
 from collections.abc import Iterator
+from typing import Any
 
 import anthropic
 import httpx
@@ -16,7 +17,7 @@ from tests.e2e.harness import MODEL, GatewayProcess, emulator
 
 pytestmark = pytest.mark.xdist_group("e2e-clients")
 
-ASK = [{"role": "user", "content": "Say something."}]
+ASK: Any = [{"role": "user", "content": "Say something."}]
 
 
 @pytest.fixture(scope="module")
@@ -90,7 +91,9 @@ def test_async_clients_at_once(gateway):
 
             async def one(index: int) -> str:
                 if index % 2:
-                    stream = await client.chat.completions.create(model=MODEL, messages=ASK, max_tokens=5, stream=True)
+                    stream: Any = await client.chat.completions.create(
+                        model=MODEL, messages=ASK, max_tokens=5, stream=True
+                    )
                     parts = [chunk.choices[0].delta.content or "" async for chunk in stream if chunk.choices]
                     return "".join(parts)
                 answer = await client.chat.completions.create(model=MODEL, messages=ASK, max_tokens=5)

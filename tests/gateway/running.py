@@ -13,9 +13,11 @@ import httpx
 from tests.gateway.fake_engine import FakeEngine
 
 from exaserve.config import Cluster, GatewaySettings, Pool, TelemetrySettings
+from exaserve.domain.replica import ReplicaId
 from exaserve.gateway.app import Gateway
 from exaserve.health import HealthConfig
 from exaserve.observe import EventLog
+from exaserve.scheduling import ReplicaState
 
 QUICK = HealthConfig(probe_interval_s=0.1, probe_timeout_s=0.3, probe_limit_s=0.25, probe_fast_s=0.05, open_s=0.05)
 
@@ -37,17 +39,22 @@ async def until(condition: Callable[[], object], timeout_s: float = 5.0) -> None
         await asyncio.sleep(0.005)
 
 
+class Watched(Gateway):
+    """A gateway whose log is in ``lines``."""
+
+    def __init__(self, cluster: Cluster, token: str | None) -> None:
+        self.lines: list[str] = []
+        log = EventLog(self.lines.append, burst_max=1000)
+        super().__init__(cluster, log=log, rng=Random(0), admin_token=token)
+
+    def state(self, engine: FakeEngine) -> ReplicaState:
+        return self.scheduler.states()[ReplicaId(f"127.0.0.1:{engine.port}")]
+
+
 @contextlib.asynccontextmanager
-async def running(*engines: FakeEngine, token: str | None = None, **settings: Any) -> AsyncIterator[Gateway]:
-    """A started gateway; ``gateway.lines`` is its log. Stopped and checked at the end."""
-    lines: list[str] = []
-    gateway = Gateway(
-        cluster_of(*engines, **settings),
-        log=EventLog(lines.append, burst_max=1000),
-        rng=Random(0),
-        admin_token=token,
-    )
-    gateway.lines = lines  # type: ignore[attr-defined]
+async def running(*engines: FakeEngine, token: str | None = None, **settings: Any) -> AsyncIterator[Watched]:
+    """A started gateway, stopped and checked at the end."""
+    gateway = Watched(cluster_of(*engines, **settings), token)
     await gateway.start()
     try:
         yield gateway

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import shutil
 import socket
+import subprocess
 import time
 
 import httpx
@@ -64,16 +66,30 @@ async def test_nothing_ready_is_alive_but_not_ready():
     await dead.stop()
 
 
+async def test_before_any_model_is_known_requests_wait_instead_of_404():
+    late = FakeEngine()
+    await late.start()
+    await late.stop()
+    async with running(late) as gateway, client_of(gateway) as client:
+        asked = asyncio.create_task(client.post("/v1/completions", json=ASK))
+        await until(lambda: len(gateway.admission) == 1)
+        await late.start()
+        answer = await asyncio.wait_for(asked, 5)
+        assert answer.status_code == 200
+        assert (await client.post("/v1/completions", json=ASK | {"model": "none"})).status_code == 404
+    await late.stop()
+
+
 async def test_a_replica_that_stops_generating_leaves_and_comes_back():
     async with FakeEngine() as one, FakeEngine() as two, running(one, two) as gateway, client_of(gateway) as client:
         await until(lambda: all(state.available for state in gateway.scheduler.states().values()))
         one.answers["/v1/completions"] = (500, b"{}")
-        await until(lambda: not gateway.scheduler.states()[f"127.0.0.1:{one.port}"].available)
+        await until(lambda: not gateway.state(one).available)
         for _ in range(4):
             answer = await client.post("/v1/completions", json=ASK)
             assert (answer.status_code, answer.headers["x-exaserve-replica"]) == (200, f"127.0.0.1:{two.port}")
         one.answers["/v1/completions"] = (200, b"{}")
-        await until(lambda: gateway.scheduler.states()[f"127.0.0.1:{one.port}"].available)
+        await until(lambda: gateway.state(one).available)
         events = [line.split("event=")[1].split()[0] for line in gateway.lines]
         assert events.count("replica_down") == 1
 
@@ -205,6 +221,12 @@ async def test_metrics_hold_every_replica():
         for engine in (one, two):
             assert f'exaserve_replica_running{{replica="127.0.0.1:{engine.port}"}} 3' in text
             assert f'exaserve_replica_state{{replica="127.0.0.1:{engine.port}",state="healthy"}} 1' in text
+        if shutil.which("promtool") is None:
+            pytest.skip("promtool is not installed")
+        checked = subprocess.run(
+            ["promtool", "check", "metrics"], input=text.encode(), capture_output=True, check=False
+        )
+        assert (checked.returncode, checked.stdout + checked.stderr) == (0, b"")
 
 
 def test_the_file_limit_bounds_connections_and_is_told():

@@ -258,7 +258,14 @@ def fit_to_file_limit(settings: GatewaySettings, replicas: int, log: EventLog) -
     if allowed >= wanted:
         log.info("file_limit", files=limit, client_connections_max=wanted)
         return settings
-    log.warning("file_limit", files=limit, client_connections_max=allowed, wanted=wanted, repair="raise ulimit -n")
+    log.event(
+        "info" if allowed >= 4096 else "warning",
+        "file_limit",
+        files=limit,
+        client_connections_max=allowed,
+        wanted=wanted,
+        repair="raise ulimit -n",
+    )
     return msgspec.structs.replace(settings, limits=msgspec.structs.replace(settings.limits, connections_max=allowed))
 
 

@@ -274,6 +274,8 @@ class Scheduler:
         """Choose a replica and charge its ledger, in one step. ``exclude``: replicas already tried."""
         pool = self._pools.get(facts.model)
         if pool is None:
+            if self._states and not self._pools:
+                return Refusal(RefusalReason.NOT_READY, "no replica has said yet which models it serves")
             return Refusal(RefusalReason.MODEL_UNKNOWN, f"no replica serves model {facts.model!r}")
         choice = self._policy.pick(pool, facts, now, exclude)
         if choice is None and (cut := _cut_to_fit(pool, facts)) is not None:
