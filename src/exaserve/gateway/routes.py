@@ -59,7 +59,7 @@ _BESIDE_V1 = frozenset(
     {"/tokenize", "/detokenize", "/classify", "/pooling", "/score", "/rerank", "/v2/rerank", "/v2/embed"}
 )
 """What engines serve outside ``/v1/`` and clients use. Everything else there manages the engine and stays closed."""
-_FORBIDDEN = ("/v1/load_lora_adapter", "/v1/unload_lora_adapter")
+_FORBIDDEN = ("/load_lora_adapter", "/unload_lora_adapter")
 """Engines take these on their public port; they change a replica and are the operator's."""
 _OWN = {"/health": Kind.HEALTH, "/ready": Kind.READY, "/metrics": Kind.METRICS, "/v1/models": Kind.MODELS}
 _READING = frozenset({b"GET", b"HEAD"})

@@ -1,0 +1,178 @@
+"""Facts from bodies of every dialect, and bodies nobody should send."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from exaserve.domain.errors import InvalidBody, MethodNotAllowed, RouteNotFound
+from exaserve.domain.request import RequestFacts, Usage
+from exaserve.gateway.inspect import inspect
+from exaserve.gateway.parse import Request
+from exaserve.gateway.routes import Dialect, Kind, resolve
+from exaserve.gateway.retry import RetryBudget
+from exaserve.gateway.usage import find_usage
+from exaserve.config.settings import RetrySettings
+
+
+class Learned:
+    def bytes_per_token(self, model: str) -> float:
+        return 4.0
+
+    def expected_output(self, model: str, max_tokens: int | None) -> int:
+        return 200 if max_tokens is None else min(200, max_tokens)
+
+
+def facts(data: bytes | dict[str, Any], path: str = "/v1/chat/completions", **headers: str) -> RequestFacts:
+    request = Request()
+    request.body = data if isinstance(data, bytes) else json.dumps(data).encode()
+    request.session = headers.get("session", "").encode()
+    request.priority = headers.get("priority", "").encode()
+    request.head = b"POST / HTTP/1.1\r\ncontent-type: " + headers.get("type", "application/json").encode()
+    return inspect(request, resolve(b"POST", path.encode()), Learned())
+
+
+def test_a_chat_request() -> None:
+    found = facts({"messages": [{"role": "user", "content": "x" * 4000}], "max_tokens": 50, "stream": True, "model": "m"}, priority="7")
+    assert (found.model, found.stream, found.priority, found.output_tokens) == ("m", True, 7, 50)
+    assert 1000 <= found.prompt_tokens <= 1020
+    assert found.total_tokens_max == found.prompt_tokens + 50
+    assert len(found.prefix) >= 7
+
+
+def test_the_next_turn_shares_its_prefix() -> None:
+    turns = [{"role": "user", "content": "x" * 3000}]
+    first = facts({"model": "m", "messages": turns}).prefix
+    turns += [{"role": "assistant", "content": "y" * 900}, {"role": "user", "content": "more"}]
+    second = facts({"stream": True, "model": "m", "messages": turns}).prefix
+    assert len(second) > len(first) > 4
+    assert second[: len(first)] == first
+
+
+@pytest.mark.parametrize(
+    ("fields", "session"),
+    [({"user": "u"}, "u"), ({"prompt_cache_key": "k", "user": "u"}, "k"), ({"conversation": {"id": "c"}}, "c"), ({"conversation": "c"}, "c"),
+     ({"metadata": {"user_id": "a"}}, "a"), ({"safety_identifier": "s"}, "s"), ({"user": 3}, None), ({}, None)],
+)  # fmt: skip
+def test_sessions(fields: dict[str, Any], session: str | None) -> None:
+    assert facts({"model": "m", "messages": []} | fields).session == session
+    assert facts({"model": "m"} | fields, session="header").session == "header"
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "least"),
+    [("/v1/completions", {"prompt": "x" * 400}, 100), ("/v1/completions", {"prompt": list(range(500))}, 500),
+     ("/v1/completions", {"prompt": [[1, 2], [3]]}, 3), ("/v1/embeddings", {"input": ["x" * 200] * 2}, 100),
+     ("/v1/responses", {"input": "x" * 400, "instructions": "y" * 400}, 200), ("/v1/messages", {"system": "s" * 400, "messages": []}, 100),
+     ("/v1/rerank", {"query": "q" * 100, "documents": ["d" * 300]}, 100), ("/v1/score", {"text_1": "a" * 200, "text_2": "b" * 200}, 100)],
+)  # fmt: skip
+def test_prompt_lengths(path: str, fields: dict[str, Any], least: int) -> None:
+    found = facts({"model": "m"} | fields, path)
+    assert least <= found.prompt_tokens <= least * 1.2 + 10
+    assert (found.output_tokens > 0) == (path in ("/v1/completions", "/v1/responses", "/v1/messages"))
+
+
+def test_pictures_are_not_counted_as_text() -> None:
+    url = "data:image/png;base64," + "A" * 2_000_000
+    found = facts({"model": "m", "messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": url}}]}]})
+    assert 500 < found.prompt_tokens < 2000
+
+
+BAD = {
+    "empty": b"", "array": b"[1]", "string": b'"x"', "null": b"null", "cut": b'{"model":"m"', "no model": b"{}", "null model": b'{"model":null}',
+    "number": b'{"model":3}', "list": b'{"model":["m"]}', "blank": b'{"model":""}', "long": b'{"model":"' + b"m" * 600 + b'"}',
+    "trailing": b'{"model":"m"} x', "deep": b'{"model":"m","a":' + b"[" * 200_000 + b"]" * 200_000 + b"}", "deep model": b'{"model":' + b"[" * 200_000,
+    "bytes": b"\xff\xfe\xfd", "not utf-8": b'{"model":"\xff"}',
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_bad_bodies(name: str) -> None:
+    with pytest.raises(InvalidBody) as caught:
+        facts(BAD[name])
+    assert caught.value.message
+
+
+def test_what_engines_take_is_taken() -> None:
+    assert facts(b'{"model":"m","x":NaN,"y":-Infinity}').model == "m"
+    assert facts(b'{"model":"m","messages":[{"content":"\\ud800"}]}').model == "m"
+    assert facts(b'{"model":"first","model":"last"}').model == "last"
+    assert facts(b'{"stream":"yes","max_tokens":"many","n":-3,"model":"m"}').stream is False
+
+
+FORM = (
+    b'--B\r\nContent-Disposition: form-data; name="file"; filename="a.wav"\r\nContent-Type: audio/wav\r\n\r\n%b\r\n'
+    b'--B\r\nContent-Disposition: form-data; name="stream"\r\n\r\ntrue\r\n'
+    b'--B\r\ncontent-disposition: form-data; name="model"\r\n\r\nwhisper\r\n--B--\r\n'
+)
+
+
+def test_multipart() -> None:
+    for noise in (b"", b"\r\n\r\n--C", b"x" * 100_000, b'name="model"\r\n\r\nwrong'):
+        found = facts(FORM % noise, "/v1/audio/transcriptions", type="multipart/form-data; boundary=B")
+        assert (found.model, found.stream) == ("whisper", True)
+    for data, kind in ((FORM, "multipart/form-data"), (b"--B\r\n", "multipart/form-data; boundary=B"), (FORM, "multipart/form-data; boundary=Z")):
+        with pytest.raises(InvalidBody):
+            facts(data, "/v1/audio/transcriptions", type=kind)
+
+
+@given(st.one_of(st.binary(max_size=200), st.recursive(st.none() | st.booleans() | st.floats() | st.text(), lambda c: st.lists(c) | st.dictionaries(st.sampled_from(
+    ["model", "stream", "messages", "user", "n", "max_tokens", "metadata", "prompt", "conversation"]), c)).map(lambda v: json.dumps(v).encode())))  # fmt: skip
+def test_any_body_gives_facts_or_a_clear_error(data: bytes) -> None:
+    for kind in ("application/json", "multipart/form-data; boundary=B"):
+        try:
+            assert facts(data, type=kind).model
+        except InvalidBody as error:
+            assert error.message  # noqa: PT017 - both outcomes are right
+
+
+def test_routes() -> None:
+    assert resolve(b"POST", b"/v1/chat/completions?api-version=1").name == "/v1/chat/completions"
+    assert resolve(b"POST", b"http://host:1/v1/completions").passed == b"/v1/completions"
+    assert resolve(b"POST", b"/v1/messages/count_tokens").dialect is Dialect.ANTHROPIC
+    assert resolve(b"DELETE", b"/v1/responses/resp_1").kind is Kind.RESOURCE
+    assert resolve(b"POST", b"/v1/responses/resp_1/cancel").kind is Kind.RESOURCE
+    assert resolve(b"POST", b"/tokenize").kind is Kind.JSON
+    assert resolve(b"POST", b"/v1/anything/new").kind is Kind.JSON
+    for path in (b"/v1/load_lora_adapter", b"/v1/x/unload_lora_adapter", b"/v1/LOAD_LORA_ADAPTER", b"/v1/./load_lora_adapter", b"/v1//x", b"/v1/",
+                 b"/sleep", b"/wake_up", b"/v1/..%2fsleep", b"/v1/a;b", b"/reset_prefix_cache", b"/collective_rpc", b"/v1/" + b"a" * 5000):  # fmt: skip
+        with pytest.raises(RouteNotFound):
+            resolve(b"POST", path)
+    with pytest.raises(MethodNotAllowed) as caught:
+        resolve(b"PATCH", b"/v1/completions")
+    assert "POST" in (caught.value.param or "")
+
+
+@pytest.mark.parametrize(
+    ("tail", "usage"),
+    [
+        (b'{"usage":{"prompt_tokens":5,"total_tokens":12,"completion_tokens":7,"prompt_tokens_details":null}}', Usage(5, 7)),
+        (b'"usage": {"completion_tokens": 7, "prompt_tokens": 5, "prompt_tokens_details": {"cached_tokens": 3}}', Usage(5, 7, 3)),
+        (b'"usage":{"prompt_tokens":5,"total_tokens":12,"completion_tokens":7,"prompt_tokens_details":{"cached_tokens":4}}', Usage(5, 7, 4)),
+        (b'event: message_delta\ndata: {"usage":{"input_tokens":9,"output_tokens":2,"cache_read_input_tokens":8}}', Usage(9, 2, 8)),
+        (b'"usage":{"prompt_tokens":5,"total_tokens":5}', Usage(5, 0)),
+        (b'data: {"usage":null}\n\ndata: [DONE]\n\n', None),
+        (b'{"content":"\\"usage\\":{\\"prompt_tokens\\":1}"}', None),
+        (b"", None),
+    ],
+)
+def test_usage(tail: bytes, usage: Usage | None) -> None:
+    assert find_usage(tail) == usage
+    assert find_usage(b"x" * 10_000 + tail) == usage
+
+
+def test_retry_budget() -> None:
+    budget = RetryBudget(RetrySettings(budget_ratio=0.5, budget_min_per_s=0.2, budget_window_s=10.0))
+    assert [budget.take(100.0) for _ in range(3)] == [True, True, False]
+    budget.fresh += 10
+    assert [budget.take(101.5) for _ in range(6)] == [True] * 5 + [False]
+    budget.validate()
+    assert not budget.take(105.0)
+    assert budget.take(110.5), "the first two have left the window"
+    budget.count(500.0)
+    budget.validate()
+    assert [budget.take(500.0) for _ in range(3)] == [True, True, False]
