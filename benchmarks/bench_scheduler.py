@@ -20,10 +20,10 @@ from pathlib import Path
 
 from benchmarks.machine import description
 from exaserve.bench import A9_MIX, Arrivals, Sessions, make_plan, percentile
-from exaserve.bench.workload import prompt_text
 from exaserve.domain.replica import ReplicaId, ReplicaSpec, Report
 from exaserve.domain.request import Outcome, RequestFacts, Usage
 from exaserve.scheduling import POLICIES, Placement, Scheduler, SchedulerConfig, block_hashes
+from exaserve.workload import prompt_text
 
 MODEL = "bench"
 REPORT_S = 0.2

@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from exaserve.bench.record import Record
-from exaserve.bench.stats import WINDOW_SAMPLES_MIN, distribution, percentile, summarise, windows
+from exaserve.bench.stats import WINDOW_SAMPLES_MIN, summarise, windows
+from exaserve.workload import distribution, percentile
 
 
 def record(index: int, at: float, ttft: float | None = 0.1, scenario: str = "A", error: str = "", **fields) -> Record:

@@ -2,18 +2,21 @@
 
 from exaserve.bench.client import LoadClient, LoadConfig, LoadResult, Progress
 from exaserve.bench.record import Record, Verdict
-from exaserve.bench.stats import Distribution, ScenarioStats, Summary, WindowStats, distribution, percentile, summarise
-from exaserve.bench.workload import (
+from exaserve.bench.stats import ScenarioStats, Summary, WindowStats, summarise
+from exaserve.workload import (
     A9_MIX,
     Arrivals,
     BodyRenderer,
+    Distribution,
     Mix,
     OutputLengths,
     Plan,
     PlannedRequest,
     Scenario,
     Sessions,
+    distribution,
     make_plan,
+    percentile,
 )
 
 __all__ = [

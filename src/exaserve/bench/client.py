@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 from exaserve.bench.record import Record, Verdict
 from exaserve.bench.wire import Connection, Target, target
-from exaserve.bench.workload import BodyRenderer, Plan, PlannedRequest
+from exaserve.workload import BodyRenderer, Plan, PlannedRequest
 
 __all__ = ["LoadClient", "LoadConfig", "LoadResult", "Progress"]
 

@@ -12,7 +12,7 @@ import httptools
 
 from exaserve.bench.events import EventReader, usage_tokens
 from exaserve.bench.record import Record
-from exaserve.bench.workload import BodyRenderer, PlannedRequest
+from exaserve.workload import BodyRenderer, PlannedRequest
 
 __all__ = ["Client", "Connection", "Target", "target"]
 

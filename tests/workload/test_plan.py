@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from exaserve.bench.workload import (
+from exaserve.workload import (
     A9_MIX,
     BYTES_PER_TOKEN,
     Arrivals,
