@@ -162,6 +162,12 @@ def measurements(options: argparse.Namespace, directory: Path) -> dict[str, Meas
     return chosen
 
 
+def progress(line: str) -> None:
+    """Where the run stands, on a terminal only; an empty line ends it."""
+    if sys.stderr.isatty():
+        print(f"\r{line:<70}" if line else f"\r{'':<70}\r", end="", file=sys.stderr, flush=True)
+
+
 async def measure(
     options: argparse.Namespace, contenders: list[Contender], stub: Child, directory: Path
 ) -> tuple[dict[str, dict[str, list[Sample]]], dict[str, float]]:
@@ -178,10 +184,10 @@ async def measure(
         turn = number % len(contenders)
         for place, contender in enumerate(contenders[turn:] + contenders[:turn]):
             done = number * len(contenders) + place
-            print(f"\r[{done + 1}/{total}] round {number + 1}: {contender.name:<30}", end="", flush=True)
+            progress(f"[{done + 1}/{total}] round {number + 1}: {contender.name}")
             for kind, run in kinds.items():
                 samples[contender.name][kind].append(await run(contender, accounts_of(contender, stub), number))
-    print("\r" + " " * 70 + "\r", end="")
+    progress("")
     return samples, quiet
 
 
@@ -234,6 +240,7 @@ def ratios(samples: dict[str, dict[str, list[Sample]]]) -> list[dict[str, object
                         "who": name,
                         "what": what,
                         "ratio": ratio,
+                        "ratio_of_least": min(a.proxy_us for a in mine) / min(b.proxy_us for b in theirs),
                         "target": target,
                         "met": ratio <= target,
                         "rounds": each,
@@ -289,7 +296,10 @@ def show(rows: dict[str, dict[str, float]], verdicts: list[dict[str, object]], n
         print(f"{name:<26}" + "".join(f"{cell:>16}" for cell in cells))
     for verdict in verdicts:
         mark = "met" if verdict["met"] else "MISSED"
-        print(f"{verdict['who']}: {verdict['what']}: {verdict['ratio']:.2f} (target ≤ {verdict['target']}) {mark}")
+        print(
+            f"{verdict['who']}: {verdict['what']}: {verdict['ratio']:.2f} "
+            f"(least disturbed rounds: {verdict['ratio_of_least']:.2f}; target ≤ {verdict['target']}) {mark}"
+        )
     for note in notes:
         print(f"note: {note}")
 

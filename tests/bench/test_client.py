@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import statistics
 import time
 
 import pytest
@@ -59,14 +60,22 @@ async def test_streamed_delays_are_measured():
         assert (record.tokens, record.tokens_known, record.events, record.done) == (5, True, 9, True)
         assert record.replica == "n1/r2"
         assert record.sent_s is not None
-        assert record.sent_s == pytest.approx(record.scheduled_s, abs=TOLERANCE_S)
         assert record.sent_s >= record.scheduled_s
-        assert record.first_byte_s == pytest.approx(record.sent_s + 0.02, abs=TOLERANCE_S)
-        assert record.ttft_s == pytest.approx(0.1, abs=TOLERANCE_S)
-        assert record.latency_s == pytest.approx(0.18, abs=2 * TOLERANCE_S)
-        assert record.token_gap_s == pytest.approx(0.02, abs=TOLERANCE_S / 2)
-    summary = summarise(result.records, duration_s=0.2, window_s=0.1)
-    assert summary.all.ttft.p50 == pytest.approx(0.1, abs=TOLERANCE_S)
+    # A busy machine makes delays longer, never shorter: none may be below the truth, and the least must meet it.
+    records = result.records
+    measured = (
+        ([r.sent_s - r.scheduled_s for r in records if r.sent_s is not None], 0.0),
+        ([r.first_byte_s - r.sent_s for r in records if r.first_byte_s is not None and r.sent_s is not None], 0.02),
+        ([r.ttft_s for r in records if r.ttft_s is not None], 0.1),
+        ([r.latency_s for r in records if r.latency_s is not None], 0.18),
+    )
+    for values, truth in measured:
+        assert len(values) == len(records)
+        assert truth - 0.002 <= min(values) <= truth + TOLERANCE_S
+    gaps = [r.token_gap_s for r in records if r.token_gap_s is not None]
+    assert min(gaps) == pytest.approx(0.02, abs=TOLERANCE_S / 2)
+    summary = summarise(records, duration_s=0.2, window_s=0.1)
+    assert summary.all.ttft.p50 == pytest.approx(statistics.median(r.ttft_s for r in records if r.ttft_s is not None))
 
 
 async def test_latency_counts_from_the_scheduled_time_when_one_is_served_at_a_time():
@@ -79,8 +88,10 @@ async def test_latency_counts_from_the_scheduled_time_when_one_is_served_at_a_ti
     async with serving(answer) as stub:
         result = await load(stub, plan(rate=10_000.0, duration=0.001), inflight_max=1)
     assert stub.connections == 1
-    assert result.records[-1].ttft_s == pytest.approx(0.2, abs=4 * TOLERANCE_S)
-    assert result.records[-1].ttft_sent_s == pytest.approx(0.02, abs=TOLERANCE_S)
+    assert result.records[-1].ttft_s is not None
+    assert 0.195 <= result.records[-1].ttft_s < 0.6
+    sent = [r.ttft_sent_s for r in result.records if r.ttft_sent_s is not None]
+    assert min(sent) == pytest.approx(0.02, abs=TOLERANCE_S)
     assert result.late_max_s > 0.15
 
 
