@@ -18,7 +18,7 @@ from exaserve.domain.errors import ConfigError
 from exaserve.domain.replica import ReplicaId, ReplicaSpec
 from exaserve.gateway.admin import AdminServer
 from exaserve.gateway.core import Core, tune_gc
-from exaserve.gateway.gauges import replica_families
+from exaserve.gateway.gauges import ReplicaGauges
 from exaserve.gateway.probes import Probes
 from exaserve.gateway.telemetry import Telemetry
 from exaserve.health import HealthBook
@@ -70,7 +70,8 @@ class Gateway:
         self.probes = Probes(self.scheduler, self.health, log, self.core.wake, clock)
         self.admin = AdminServer(self, settings.admin_host, settings.admin_port, admin_token)
         self.metrics.add_source(self.telemetry.families)
-        self.metrics.add_source(lambda: replica_families(self.scheduler, self.health, self.clock()))
+        gauges = ReplicaGauges(self.scheduler, self.health)
+        self.metrics.add_source(lambda: gauges.families(self.clock()))
         self._server: asyncio.Server | None = None
         self._stopping: asyncio.Task[None] | None = None
         self._ready_told = False

@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 
+from exaserve.domain.replica import ReplicaId
 from exaserve.domain.request import RequestFacts
 from exaserve.health import HealthBook, State
 from exaserve.observe import Family, labels
 from exaserve.scheduling import ReplicaState, Scheduler
 from exaserve.scheduling.entropy import cost, terms
 
-__all__ = ["entropy_terms", "replica_families"]
+__all__ = ["ReplicaGauges", "entropy_terms"]
 
 _NOMINAL = RequestFacts(model="", prompt_tokens=1, output_tokens=0)
 """Prices a replica as it stands: what the smallest request would wait for."""
@@ -23,46 +24,82 @@ def entropy_terms(state: ReplicaState, now: float) -> dict[str, float]:
     return parts | {"total_s": cost(state, _NOMINAL, 0.0, now)}
 
 
-def replica_families(scheduler: Scheduler, health: HealthBook, now: float) -> Iterable[Family]:
-    """State, load, ledger and entropy of every replica, and decisions taken without a signal."""
-    state_of = Family("exaserve_replica_state", "gauge", "1 for the health state the replica is in.")
-    eligible = Family("exaserve_replica_eligible", "gauge", "1 where the replica may take requests.")
-    share = Family("exaserve_replica_share", "gauge", "Slow-start share times weight, 1 is normal.")
-    inflight = Family("exaserve_replica_inflight", "gauge", "Placements of this gateway not yet released.")
-    pending = Family("exaserve_replica_pending_seconds", "gauge", "Prefill placed and without a first token, seconds.")
-    kv_own = Family("exaserve_replica_ledger_kv_tokens", "gauge", "KV tokens charged by this gateway.")
-    running = Family("exaserve_replica_running", "gauge", "Running requests, as last reported.")
-    waiting = Family("exaserve_replica_waiting", "gauge", "Waiting requests, as last reported.")
-    kv_use = Family("exaserve_replica_kv_use_ratio", "gauge", "Share of KV blocks in use, as last reported.")
-    age = Family("exaserve_replica_report_age_seconds", "gauge", "Age of the last report, seconds.")
-    entropy = Family(
-        "exaserve_replica_entropy_seconds", "gauge", "Cost of the smallest request there, seconds, by term."
-    )
-    ejections = Family("exaserve_replica_ejections", "gauge", "Ejections since the replica was last forgiven.")
-    for replica, state in scheduler.states().items():
-        head = labels(replica=replica)
-        if replica in health:
-            view = health.view(replica)
-            for each in State:
-                state_of.add(int(view.state == each.value), labels(replica=replica, state=each.value))
-            ejections.add(view.ejections, head)
-        eligible.add(int(state.eligible), head)
-        share.add(state.ramp * state.weight, head)
-        inflight.add(state.inflight, head)
-        pending.add(state.pending_s, head)
-        kv_own.add(state.kv_own, head)
-        _reported(state, head, now, (running, waiting, kv_use, age))
-        for term, value in entropy_terms(state, now).items():
-            if term.endswith("_s") and math.isfinite(value):
-                entropy.add(value, labels(replica=replica, term=term[:-2]))
-    blind = Family(
-        "exaserve_policy_without_signal_total", "counter", "Decisions for which a wanted signal was unknown."
-    )
-    for signal, count in scheduler.signal_missing().items():
-        blind.add(count, labels(signal=signal))
-    return [
-        state_of, eligible, share, inflight, pending, kv_own, running, waiting, kv_use, age, entropy, ejections, blind,
-    ]  # fmt: skip
+class ReplicaGauges:
+    """Families of every replica's state, load, ledger and entropy, and of decisions taken without a signal.
+
+    Label texts are kept per replica: making them is most of a scrape's cost, which is paid on the loop that relays
+    tokens.
+    """
+
+    def __init__(self, scheduler: Scheduler, health: HealthBook) -> None:
+        self._scheduler = scheduler
+        self._health = health
+        self._labels: dict[ReplicaId, _Labels] = {}
+
+    def families(self, now: float) -> Iterable[Family]:
+        states = self._scheduler.states()
+        if len(self._labels) > 2 * len(states) + 64:
+            self._labels.clear()
+        state_of = Family("exaserve_replica_state", "gauge", "1 for the health state the replica is in.")
+        eligible = Family("exaserve_replica_eligible", "gauge", "1 where the replica may take requests.")
+        share = Family("exaserve_replica_share", "gauge", "Slow-start share times weight, 1 is normal.")
+        inflight = Family("exaserve_replica_inflight", "gauge", "Placements of this gateway not yet released.")
+        pending = Family(
+            "exaserve_replica_pending_seconds", "gauge", "Prefill placed and without a first token, seconds."
+        )
+        kv_own = Family("exaserve_replica_ledger_kv_tokens", "gauge", "KV tokens charged by this gateway.")
+        entropy = Family(
+            "exaserve_replica_entropy_seconds", "gauge", "Cost of the smallest request there, seconds, by term."
+        )
+        ejections = Family("exaserve_replica_ejections", "gauge", "Ejections since the replica was last forgiven.")
+        reported = (
+            Family("exaserve_replica_running", "gauge", "Running requests, as last reported."),
+            Family("exaserve_replica_waiting", "gauge", "Waiting requests, as last reported."),
+            Family("exaserve_replica_kv_use_ratio", "gauge", "Share of KV blocks in use, as last reported."),
+            Family("exaserve_replica_report_age_seconds", "gauge", "Age of the last report, seconds."),
+        )
+        for replica, state in states.items():
+            text = self._labels.get(replica)
+            if text is None:
+                text = self._labels[replica] = _Labels(replica)
+            head = text.head
+            if replica in self._health:
+                name, count = self._health.state(replica)
+                state_of.add(1, text.states[name])
+                ejections.add(count, head)
+            eligible.add(int(state.eligible), head)
+            share.add(state.ramp * state.weight, head)
+            inflight.add(state.inflight, head)
+            pending.add(state.pending_s, head)
+            kv_own.add(state.kv_own, head)
+            _reported(state, head, now, reported)
+            for term, value in entropy_terms(state, now).items():
+                if term[-2:] == "_s" and value < math.inf:
+                    entropy.add(value, text.term(term))
+        blind = Family(
+            "exaserve_policy_without_signal_total", "counter", "Decisions for which a wanted signal was unknown."
+        )
+        for signal, count in self._scheduler.signal_missing().items():
+            blind.add(count, labels(signal=signal))
+        return [state_of, eligible, share, inflight, pending, kv_own, *reported, entropy, ejections, blind]
+
+
+class _Labels:
+    """One replica's label texts."""
+
+    __slots__ = ("_replica", "_terms", "head", "states")
+
+    def __init__(self, replica: ReplicaId) -> None:
+        self._replica = replica
+        self.head = labels(replica=replica)
+        self.states = {each.value: labels(replica=replica, state=each.value) for each in State}
+        self._terms: dict[str, str] = {}
+
+    def term(self, name: str) -> str:
+        text = self._terms.get(name)
+        if text is None:
+            text = self._terms[name] = labels(replica=self._replica, term=name[:-2])
+        return text
 
 
 def _reported(state: ReplicaState, head: str, now: float, families: tuple[Family, Family, Family, Family]) -> None:

@@ -208,6 +208,11 @@ class HealthBook:
             heapq.heappush(self._due, (at, replica))
         return list(ready)
 
+    def state(self, replica: ReplicaId) -> tuple[str, int]:
+        """Name of the life-cycle state, and ejections since last forgiven. KeyError for a replica that is not known."""
+        entry = self._entries[replica]
+        return entry.state.value, entry.ejections
+
     def view(self, replica: ReplicaId, now: float | None = None) -> HealthView:
         """Raises KeyError for a replica that is not known."""
         entry = self._entries[replica]
