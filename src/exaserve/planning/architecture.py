@@ -45,6 +45,8 @@ class Architecture:
     vision: tuple[Tensor, ...]
     draft: Layer | None
     rope: tuple[int, int]
+    kinds: tuple[Layer, ...]
+    """The distinct ones among ``layers``."""
 
     @property
     def name(self) -> str:
@@ -65,7 +67,7 @@ class Architecture:
         counts: dict[int, int] = {}
         for layer in self.layers:
             counts[id(layer)] = counts.get(id(layer), 0) + 1
-        for layer in {id(each): each for each in self.layers}.values():
+        for layer in self.kinds:
             for tensor in layer.tensors:
                 total += tensor.parameters * (expert_share if tensor.experts else 1.0) * counts[id(layer)]
         outside = [self.embed, *self.vision, *([self.lm_head] if self.lm_head else [])]
@@ -256,6 +258,7 @@ def build(facts: Facts, fmt: WeightFormat) -> Architecture:
         vision=(Tensor("vision", tower, 1, "column"),) if tower else (),
         draft=draft,
         rope=_rope(facts),
+        kinds=tuple({id(layer): layer for layer in layers}.values()),
     )
 
 

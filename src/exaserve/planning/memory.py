@@ -199,9 +199,7 @@ def activation_bytes(r: MemoryRequest, last: bool, first: bool) -> tuple[float, 
 def _widths(arch: Architecture, tp: int, ep: bool) -> list[int]:
     """Widths of the feed-forward layers on a rank."""
     f = arch.facts
-    widths = [
-        math.ceil(t.rows / tp) for layer in dict.fromkeys(arch.layers) for t in layer.tensors if t.name == "gate_proj"
-    ]
+    widths = [math.ceil(t.rows / tp) for layer in arch.kinds for t in layer.tensors if t.name == "gate_proj"]
     return widths or [math.ceil(f.moe_mlp / (1 if ep else tp))]
 
 

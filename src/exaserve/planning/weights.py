@@ -75,7 +75,7 @@ def check_split(arch: Architecture, placement: Placement) -> list[str]:
         reasons.append("expert parallelism needs a mixture of experts")
     grain = arch.fmt.input_granularity()
     seen: set[str] = set()
-    for layer in dict.fromkeys(arch.layers):
+    for layer in arch.kinds:
         for tensor in layer.tensors:
             if not tensor.quantised or tensor.split != "row" or grain == 1 or tensor.name in seen:
                 continue

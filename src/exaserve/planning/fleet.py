@@ -1,0 +1,130 @@
+"""What there is, or is to be bought, and everything else a plan is asked with."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+from exaserve.domain.errors import ConfigError
+from exaserve.perfmodel import Hardware
+from exaserve.planning.architecture import Architecture
+from exaserve.planning.cost import Prices
+from exaserve.planning.demand import Demand, Targets
+from exaserve.planning.engine import EngineVersion
+from exaserve.planning.memory import Measured, MemoryRequest
+from exaserve.planning.network import Link
+from exaserve.planning.weights import Placement
+
+__all__ = ["Fleet", "PlanRequest"]
+
+SEQS_PLANNED = 256
+"""Sequences a replica runs at once in a plan with a demand, unless given."""
+
+LENGTH_LEAST = 8192
+
+
+@dataclass(frozen=True, slots=True)
+class Fleet:
+    """Machines.
+
+    Attributes:
+        link_group: cards that fast links (NVLink, xGMI) join; 0 takes all of a node where the card has such links, and
+            1 where it has none.
+        nodes: None: as many as the demand needs.
+        nics: ports towards other nodes per node. radix: ports of a switch.
+        memory_gib: what the driver reports of a card, where it differs from the table; one figure per stage.
+    """
+
+    hardware: Hardware
+    link: Link
+    cards_per_node: int = 8
+    link_group: int = 0
+    nodes: int | None = None
+    nics: int = 1
+    nodes_per_rack: int = 8
+    radix: int = 64
+    memory_gib: tuple[float, ...] = ()
+
+    def __post_init__(self) -> None:
+        for name in ("cards_per_node", "nics", "nodes_per_rack", "radix"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name} must be at least 1.", param=name)
+        if self.nodes is not None and self.nodes < 1:
+            raise ConfigError("nodes must be at least 1.", param="nodes")
+
+    @property
+    def group(self) -> int:
+        if self.link_group:
+            return min(self.link_group, self.cards_per_node)
+        return self.cards_per_node if self.hardware.link in ("nvlink", "xgmi") else 1
+
+    @property
+    def card_gib(self) -> float:
+        return self.memory_gib[0] if self.memory_gib else self.hardware.memory_gib
+
+
+@dataclass(frozen=True, slots=True)
+class PlanRequest:
+    """A question to the planner.
+
+    Attributes:
+        demand_given: whether the demand is the caller's, or one assumed to have figures at all.
+        tp / pp: 0 leaves the choice to the planner. ep: None too.
+        replicas_per_node: a count that someone wants, to be judged; 0 if none.
+        offline / operations: work without waiting users; whether there is a team that operates a cluster.
+    """
+
+    arch: Architecture
+    fleet: Fleet
+    demand: Demand
+    demand_given: bool = True
+    targets: Targets = field(default_factory=Targets)
+    version: EngineVersion = field(default_factory=EngineVersion)
+    utilization: float = 0.9
+    max_model_len: int = 0
+    max_num_seqs: int = 0
+    max_num_batched_tokens: int = 0
+    kv_bytes: float = 2.0
+    block: int = 16
+    draft_layers: int = 0
+    images: bool = True
+    tp: int = 0
+    pp: int = 0
+    ep: bool | None = None
+    partition: tuple[int, ...] = ()
+    replicas_per_node: int = 0
+    prices: Prices = field(default_factory=Prices)
+    measured: Measured = field(default_factory=Measured)
+    offline: bool = False
+    operations: bool = True
+
+    @property
+    def length(self) -> int:
+        """Longest request to plan for: as given; else the demand's with a quarter to spare; else the model's."""
+        if self.max_model_len:
+            return self.max_model_len
+        if not self.demand_given:
+            return self.arch.facts.context
+        wanted = max(LENGTH_LEAST, 1 << (int(self.demand.longest * 1.25) - 1).bit_length())
+        return min(self.arch.facts.context, wanted)
+
+    def memory_request(self, placement: Placement) -> MemoryRequest:
+        return MemoryRequest(
+            arch=self.arch,
+            hardware=self.fleet.hardware,
+            placement=placement,
+            version=self.version,
+            memory_gib=self.fleet.memory_gib,
+            utilization=self.utilization,
+            max_model_len=self.length,
+            max_num_seqs=self.max_num_seqs or (SEQS_PLANNED if self.demand_given else 0),
+            max_num_batched_tokens=self.max_num_batched_tokens,
+            kv_bytes=self.kv_bytes,
+            block=self.block,
+            draft_layers=self.draft_layers,
+            images=self.images,
+            measured=self.measured,
+        )
+
+    def on(self, hardware: Hardware, arch: Architecture) -> PlanRequest:
+        """The same question for another card or format."""
+        return replace(self, arch=arch, fleet=replace(self.fleet, hardware=hardware, memory_gib=()))

@@ -1,0 +1,182 @@
+"""Layouts: which cuts of a model over cards are worth looking at, what each carries, and why a count is what it is."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from exaserve.perfmodel import EngineProfile, engine_profile
+from exaserve.planning.cost import Cost, cost_of
+from exaserve.planning.demand import Demand
+from exaserve.planning.fleet import PlanRequest
+from exaserve.planning.memory import GIB, MemoryPlan, plan_memory
+from exaserve.planning.queueing import Waiting, replicas_for, saturation, waiting
+from exaserve.planning.weights import Placement, check_split
+
+__all__ = ["Count", "Option", "bubble", "candidates", "evaluate", "profile_of"]
+
+STAGES_MAX = 16
+STAGES_WELL = 8
+"""Pipeline stages: at most 16; above 8 the bubble and the hand-overs cost more than they give."""
+
+KV_TOKENS_PLANNED_MAX = 16_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Count:
+    """Replicas per node (or nodes per replica), and why not one more."""
+
+    per_node: int
+    nodes_per_replica: int
+    why_not_more: str
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """One layout, judged.
+
+    Attributes:
+        memory: the exact sum. profile: step times, None where it does not fit.
+        rate_max_s: what one replica carries within the per-token target, requests/s.
+        limit: what it runs out of first.
+        needed: fewest replicas that hold the targets; None where no number does (``limit`` says why).
+        nodes: that these replicas take. cost: of those nodes' cards that replicas use.
+        reasons: why it is out; empty if it is not.
+    """
+
+    placement: Placement
+    memory: MemoryPlan
+    profile: EngineProfile | None
+    rate_max_s: float
+    limit: str
+    needed: Waiting | None
+    count: Count
+    nodes: int
+    cards: int
+    cost: Cost | None
+    reasons: tuple[str, ...]
+
+    @property
+    def works(self) -> bool:
+        return not self.reasons
+
+
+def profile_of(memory: MemoryPlan) -> EngineProfile:
+    """Step times of the replica of a memory plan that fits."""
+    r = memory.request
+    limits = r.limits
+    tokens = min(memory.tokens, KV_TOKENS_PLANNED_MAX)
+    seqs = max(1, min(limits.seqs, limits.tokens))
+    return engine_profile(
+        r.hardware,
+        r.arch.shape(),
+        r.arch.fmt.precision,
+        r.placement.tp,
+        r.placement.pp,
+        kv_precision="fp8" if r.kv_bytes < 2 else "bf16",
+        kv_tokens=max(tokens, memory.layout.block),
+        max_model_len=r.length,
+        max_num_seqs=seqs,
+        token_budget=limits.tokens,
+        block_size=memory.layout.block,
+    )
+
+
+def bubble(stages: int, microbatches: int) -> float:
+    """Share of time that pipeline stages idle while ``microbatches`` pass through: (p - 1) / (m + p - 1)."""
+    return (stages - 1) / (microbatches + stages - 1) if stages > 1 else 0.0
+
+
+def candidates(r: PlanRequest) -> list[Placement]:
+    """Cuts worth judging: tensor parallel inside a link group, then as few stages as the memory needs."""
+    widest = max(r.fleet.group, 1)
+    if r.fleet.group == 1:
+        widest = r.fleet.cards_per_node  # PCIe: possible, and judged by what it costs
+    sizes = [r.tp] if r.tp else [t for t in (1, 2, 4, 6, 8, 12, 16, 32, 64, 72) if t <= widest]
+    found = []
+    for tp in sizes:
+        stages = [r.pp] if r.pp else _stages(r, tp)
+        for pp in stages:
+            for ep in [r.ep] if r.ep is not None else [False, True]:
+                placement = Placement(tp, pp, bool(ep), r.partition if len(r.partition) == pp else ())
+                refused = check_split(r.arch, placement)
+                if ep and (r.ep is None) and (tp == 1 or not check_split(r.arch, Placement(tp, pp))):
+                    continue  # only where experts cannot be cut
+                if refused and not (r.tp or r.pp):
+                    continue
+                found.append(placement)
+    return found
+
+
+def _stages(r: PlanRequest, tp: int) -> list[int]:
+    """One stage if the weights fit in it, else the fewest that do, at most 16."""
+    usable = r.fleet.card_gib * r.utilization * GIB
+    weights = r.arch.parameters * (r.arch.fmt.bits / 8 * 1.03 if r.arch.fmt.quantised else 2.0)
+    least = max(1, math.ceil(weights / tp / (usable * 0.93)))
+    if least == 1:
+        return [1]
+    choices = [p for p in (1, 2, 3, 4, 6, 8, 12, 16) if p >= least][:2]
+    return choices if tp * least > 1 else [1]
+
+
+def evaluate(r: PlanRequest, placement: Placement, demand: Demand | None = None) -> Option:
+    """Judges one layout against a demand (the request's own unless given)."""
+    demand = demand or r.demand.with_targets(r.targets)
+    memory = plan_memory(r.memory_request(placement))
+    count = count_replicas(r, placement, memory)
+    reasons = list(memory.refusals)
+    if placement.pp > STAGES_MAX:
+        reasons.append(f"{placement.pp} pipeline stages: above {STAGES_MAX} the bubble eats the gain")
+    if reasons:
+        return Option(placement, memory, None, 0.0, "memory", None, count, 0, 0, None, tuple(reasons))
+    profile = profile_of(memory)
+    rate, limit = saturation(profile, demand, r.targets.tpot_s)
+    needed, why = replicas_for(profile, demand, r.targets.tpot_s, rate, limit)
+    if r.fleet.nodes is not None and needed is None and rate > 0:
+        needed = waiting(profile, demand, _fleet_replicas(r, count), rate)
+    nodes = _nodes(needed.replicas, count) if needed else 0
+    cards = needed.replicas * placement.cards if needed else 0
+    cost = cost_of(cards, r.fleet.hardware, demand, r.prices) if needed else None
+    if needed is None:
+        reasons.append(f"no number of replicas holds the targets: {why}")
+    elif not needed.holds(r.targets.tpot_s):
+        reasons.append(f"targets not held: {why}")
+    return Option(placement, memory, profile, rate, limit, needed, count, nodes, cards, cost, tuple(reasons))
+
+
+def _fleet_replicas(r: PlanRequest, count: Count) -> int:
+    assert r.fleet.nodes is not None
+    return max(1, r.fleet.nodes * count.per_node if count.per_node else r.fleet.nodes // count.nodes_per_replica)
+
+
+def _nodes(replicas: int, count: Count) -> int:
+    return math.ceil(replicas / count.per_node) if count.per_node else replicas * count.nodes_per_replica
+
+
+def count_replicas(r: PlanRequest, placement: Placement, memory: MemoryPlan) -> Count:
+    """How many replicas a node takes, and what the next one would need."""
+    per_card = r.fleet.card_gib
+    node_gib = per_card * r.fleet.cards_per_node
+    need = _replica_gib(memory)
+    if placement.cards > r.fleet.cards_per_node:
+        span = math.ceil(placement.cards / r.fleet.cards_per_node)
+        return Count(0, span, f"one replica takes {placement.cards} cards, that is {span} nodes")
+    count = r.fleet.cards_per_node // placement.cards
+    more = (count + 1) * placement.cards
+    why = (
+        f"{count + 1} would take {more} cards of the node's {r.fleet.cards_per_node}; "
+        f"at {need:.0f} GiB each (weights, start-up peak, one longest request) "
+        f"{(count + 1) * need:.0f} of {node_gib * r.utilization:.0f} usable GiB"
+    )
+    if (count + 1) * need <= node_gib * r.utilization:
+        why += (
+            ", which would fit by memory: cards are what is short, a narrower tensor parallel size is the way to more"
+        )
+    return Count(count, 1, why)
+
+
+def _replica_gib(memory: MemoryPlan) -> float:
+    """What one replica cannot do without, over all its ranks: everything but spare cache."""
+    tp = memory.request.placement.tp
+    total = sum(s.weights + s.non_torch + s.activation for s in memory.stages) * tp
+    return (total + memory.result.needed_bytes * tp * len(memory.stages)) / GIB

@@ -1,0 +1,317 @@
+"""The plan: every layout judged, the cheapest that holds recommended, with what it takes and what else to know."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from exaserve.perfmodel import HARDWARE, Hardware
+from exaserve.planning.architecture import Architecture
+from exaserve.planning.demand import Demand, block_for_length
+from exaserve.planning.fleet import PlanRequest
+from exaserve.planning.layout import STAGES_WELL, Option, bubble, candidates, evaluate
+from exaserve.planning.network import Fabric, Flow, fabric, flows
+from exaserve.planning.queueing import Waiting, saturation, waiting
+from exaserve.planning.verdicts import Verdict, claim_check, verdicts
+from exaserve.planning.weights import Placement, check_split
+
+__all__ = ["Headroom", "Plan", "PoolPlan", "SweepRow", "make_plan", "sweep"]
+
+SWEEP_ROWS_MAX = 600
+
+
+@dataclass(frozen=True, slots=True)
+class PoolPlan:
+    """One pool of a split by input length (or the only one).
+
+    Attributes:
+        block: KV block size for its prompts.
+        prompts_up_to: longest prompt routed to it, tokens; 0 for no limit.
+        capacity_s: requests/s of this class that its replicas could carry.
+    """
+
+    name: str
+    block: int
+    prompts_up_to: int
+    option: Option
+    capacity_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Headroom:
+    """What happens when machines are lost, and how many more keep the targets.
+
+    Attributes:
+        name: "node" or "rack". nodes_lost: how many go at once.
+        holds: whether the planned nodes still hold the targets then.
+        nodes_needed: nodes that do. utilisation: of the rest, without more.
+    """
+
+    name: str
+    nodes_lost: int
+    holds: bool
+    nodes_needed: int
+    utilisation: float
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """The answer.
+
+    Attributes:
+        options: all layouts judged, the best first. best: the one recommended, or the nearest miss.
+        nodes: to run, spares not counted (the fleet's own count where it is given).
+        replicas: on them.
+        now: load and latencies of these replicas, None where they do not carry the demand.
+        capacity: requests/s of each class alone that they would carry.
+        pools: by input length; empty where one pool is better or there is one class.
+        bubble: idle share of pipeline stages for one prompt; 0 without stages.
+    """
+
+    request: PlanRequest
+    options: tuple[Option, ...]
+    best: Option | None
+    works: bool
+    nodes: int
+    replicas: int
+    now: Waiting | None
+    capacity: Mapping[str, float]
+    mixed_capacity_s: float
+    headroom: tuple[Headroom, ...]
+    pools: tuple[PoolPlan, ...]
+    flows: tuple[Flow, ...]
+    fabric: Fabric
+    verdicts: tuple[Verdict, ...]
+    claims: tuple[str, ...]
+    notes: tuple[str, ...]
+    bubble: float
+
+
+def _rank(option: Option) -> tuple[float, ...]:
+    """Working before not, cheap before dear, then few ranks."""
+    p = option.placement
+    if option.works and option.needed is not None:
+        return (0, option.cards, p.pp, p.tp)
+    # Of those that do not: what at least starts, then what carries most per card.
+    return (1, 0 if option.memory.fits else 1, -option.rate_max_s / p.cards, p.pp, p.tp)
+
+
+def make_plan(r: PlanRequest) -> Plan:
+    """Plans. Raises ConfigError where the question contradicts itself."""
+    demand = r.demand.with_targets(r.targets)
+    options = sorted((evaluate(r, p, demand) for p in candidates(r)), key=_rank)
+    best = options[0] if options else None
+    works = best is not None and best.works
+    nodes, replicas, now = _deployment(r, best, demand)
+    if r.fleet.nodes is not None and now is not None:
+        works = now.holds(r.targets.tpot_s)
+    carried = best.rate_max_s * replicas if best else 0.0
+    notes = _notes(r, best, nodes)
+    state = now.state if now else None
+    traffic: list[Flow] = []
+    if best is not None and state is not None:
+        per_node = best.count.per_node or 1
+        traffic = flows(
+            r.arch,
+            best.placement,
+            r.fleet.hardware,
+            r.fleet.link,
+            state,
+            r.fleet.cards_per_node,
+            r.fleet.nics,
+            per_node,
+        )
+    return Plan(
+        request=r,
+        options=tuple(options),
+        best=best,
+        works=works,
+        nodes=nodes,
+        replicas=replicas,
+        now=now,
+        capacity=_capacity(r, best, demand, replicas),
+        mixed_capacity_s=carried,
+        headroom=tuple(_headroom(r, best, demand, nodes)),
+        pools=tuple(_pools(r, best, demand)),
+        flows=tuple(traffic),
+        fabric=fabric(max(nodes, 1), r.fleet.nics, r.fleet.radix),
+        verdicts=tuple(verdicts(r, best)),
+        claims=tuple(claim_check(r, best)),
+        notes=tuple(notes),
+        bubble=_bubble(r, best),
+    )
+
+
+def _deployment(r: PlanRequest, best: Option | None, demand: Demand) -> tuple[int, int, Waiting | None]:
+    """Nodes, replicas and their load: what the demand needs, or what the given nodes carry."""
+    if best is None or not best.memory.fits or best.profile is None:
+        return r.fleet.nodes or 0, 0, None
+    if r.fleet.nodes is None:
+        return (best.nodes, best.needed.replicas, best.needed) if best.needed else (0, 0, None)
+    replicas = _replicas_on(best, r.fleet.nodes)
+    if replicas < 1:
+        return r.fleet.nodes, 0, None
+    return r.fleet.nodes, replicas, waiting(best.profile, demand, replicas, best.rate_max_s)
+
+
+def _replicas_on(best: Option, nodes: int) -> int:
+    return nodes * best.count.per_node if best.count.per_node else nodes // best.count.nodes_per_replica
+
+
+def _capacity(r: PlanRequest, best: Option | None, demand: Demand, replicas: int) -> dict[str, float]:
+    if best is None or best.profile is None:
+        return {}
+    return {c.name: saturation(best.profile, demand.only(c), r.targets.tpot_s)[0] * replicas for c in demand.classes}
+
+
+def _headroom(r: PlanRequest, best: Option | None, demand: Demand, nodes: int) -> list[Headroom]:
+    if best is None or best.profile is None or not nodes or best.rate_max_s <= 0:
+        return []
+    found = []
+    for name, lost in (("node", best.count.nodes_per_replica), ("rack", r.fleet.nodes_per_rack)):
+        if name == "rack" and nodes <= r.fleet.nodes_per_rack:
+            continue
+        rest = _replicas_on(best, nodes - lost) if nodes > lost else 0
+        left = waiting(best.profile, demand, rest, best.rate_max_s) if rest else None
+        holds = left is not None and left.holds(r.targets.tpot_s)
+        needed = best.nodes + lost if best.nodes else nodes + lost
+        used = demand.rate_s / (rest * best.rate_max_s) if rest else math.inf
+        found.append(Headroom(name, lost, holds, needed, used))
+    return found
+
+
+def _pools(r: PlanRequest, best: Option | None, demand: Demand) -> list[PoolPlan]:
+    """A pool for each class of input length, each with its own block size and number of replicas."""
+    if best is None or best.profile is None or len(demand.classes) < 2:
+        return []
+    ordered = sorted(demand.classes, key=lambda c: c.prompt_tokens)
+    found = []
+    for index, each in enumerate(ordered):
+        block = block_for_length(each.prompt_tokens)
+        alone = replace(r, demand=demand.only(each), block=block)
+        option = evaluate(alone, best.placement, demand.only(each))
+        replicas = option.needed.replicas if option.needed else 0
+        limit = (each.prompt_tokens + ordered[index + 1].prompt_tokens) // 2 if index + 1 < len(ordered) else 0
+        found.append(PoolPlan(each.name, block, limit, option, option.rate_max_s * replicas))
+    return found
+
+
+def _bubble(r: PlanRequest, best: Option | None) -> float:
+    if best is None:
+        return 0.0
+    budget = best.memory.request.limits.tokens
+    return bubble(best.placement.pp, max(1, math.ceil(r.demand.prompt / budget)))
+
+
+def _notes(r: PlanRequest, best: Option | None, nodes: int) -> list[str]:
+    if best is None:
+        return [f"no cut of {r.arch.name} over these cards is possible: {r.arch.facts.heads} heads"]
+    notes = list(best.memory.warnings)
+    p, fleet = best.placement, r.fleet
+    if p.tp > fleet.group:
+        notes.append(
+            f"tensor parallel over {p.tp} cards leaves the group of {fleet.group} that fast links join: "
+            f"all-reduces cross {fleet.hardware.link}"
+        )
+    if p.pp > STAGES_WELL:
+        notes.append(f"{p.pp} pipeline stages: above {STAGES_WELL} bubble and hand-overs cost more than they give")
+    if p.pp > 1 and len(r.arch.layers) % p.pp:
+        notes.append(f"{len(r.arch.layers)} layers over {p.pp} stages are uneven; the fullest decides")
+    if fleet.cards_per_node % p.cards and p.cards < fleet.cards_per_node:
+        notes.append(f"{fleet.cards_per_node % p.cards} card(s) of every node stay unused")
+    if p.cards > fleet.cards_per_node and p.tp < fleet.group:
+        notes.append("a wider tensor parallel size inside the node would need fewer hops between nodes")
+    if nodes and r.fleet.nodes is not None and best.nodes > r.fleet.nodes:
+        notes.append(f"the demand needs {best.nodes} nodes, {r.fleet.nodes} are there")
+    if r.arch.fmt.precision == "fp8" and not r.fleet.hardware.fp8_tflops:
+        notes.append(f"{r.fleet.hardware.name} has no fp8 units: weights are widened, memory is saved but no time")
+    if not r.demand_given:
+        notes.append("no demand given: rates and costs are for one request/s of 1,000 + 200 tokens, to have figures")
+    return notes
+
+
+@dataclass(frozen=True, slots=True)
+class SweepRow:
+    """One combination of card, format and layout.
+
+    Attributes:
+        weights_gib: on a rank of the first stage. tokens: cache of one replica.
+        tokens_s: output tokens per second and card at the highest rate within the targets.
+        per_million_tokens: at the planned demand, with whole replicas; None where it does not work.
+    """
+
+    hardware: str
+    fmt: str
+    tp: int
+    pp: int
+    fits: bool
+    works: bool
+    why: str
+    weights_gib: float
+    tokens: int
+    replicas: int
+    cards: int
+    tokens_s: float
+    ttft_p99_s: float
+    tpot_s: float
+    hour: float
+    per_million_tokens: float | None
+
+
+def sweep(
+    r: PlanRequest,
+    architectures: Mapping[str, Architecture],
+    cards: Sequence[Hardware] = (),
+    sizes: Sequence[int] = (1, 2, 4, 8),
+) -> list[SweepRow]:
+    """Every card, format and tensor parallel size under the request's demand; best first.
+
+    Args:
+        architectures: the model in each format to compare.
+        cards: empty for every real accelerator of the table.
+    """
+    demand = r.demand.with_targets(r.targets)
+    hardware = list(cards) or [h for h in HARDWARE.values() if h.link != "none" and h.name != "GB10"]
+    rows: list[SweepRow] = []
+    for card in hardware:
+        for name, arch in architectures.items():
+            asked = r.on(card, arch)
+            for tp in sizes:
+                if tp > r.fleet.cards_per_node or len(rows) >= SWEEP_ROWS_MAX:
+                    continue
+                rows.append(_row(evaluate(asked, _cut(asked, tp), demand), name, demand))
+    return sorted(rows, key=lambda row: (row.per_million_tokens is None, row.per_million_tokens or 0.0, row.hardware))
+
+
+def _cut(r: PlanRequest, tp: int) -> Placement:
+    ep = bool(r.arch.facts.experts) and bool(_whole_experts(r, tp))
+    return Placement(tp, 1, ep)
+
+
+def _whole_experts(r: PlanRequest, tp: int) -> list[str]:
+    """Why experts cannot be cut over ``tp`` ranks, so that they must be spread whole; empty where they can."""
+    without = check_split(r.arch, Placement(tp, 1))
+    return without if without and not check_split(r.arch, Placement(tp, 1, ep=True)) else []
+
+
+def _row(option: Option, fmt: str, demand: Demand) -> SweepRow:
+    p, needed = option.placement, option.needed
+    return SweepRow(
+        hardware=option.memory.request.hardware.name,
+        fmt=fmt,
+        tp=p.tp,
+        pp=p.pp,
+        fits=option.memory.fits,
+        works=option.works,
+        why="; ".join(option.reasons[:1]),
+        weights_gib=option.memory.weights_gib,
+        tokens=option.memory.tokens,
+        replicas=needed.replicas if needed else 0,
+        cards=option.cards,
+        tokens_s=option.rate_max_s * demand.output / p.cards,
+        ttft_p99_s=max((c.ttft_p99_s for c in needed.per_class), default=0.0) if needed else 0.0,
+        tpot_s=needed.state.step_s if needed else 0.0,
+        hour=option.cost.hour if option.cost else 0.0,
+        per_million_tokens=option.cost.per_million_tokens if option.cost and option.works else None,
+    )

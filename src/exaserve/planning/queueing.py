@@ -1,0 +1,261 @@
+"""From an engine's step time to rates and waiting times.
+
+A replica in steady state. At rate r (requests/s), with p prompt and o output tokens and a step of s seconds, a step
+decodes r·o·s sequences and prefills r·p·s tokens, and both lengthen it: ``s = step(r·p·s, r·o·s, …)``, a fixed point
+that exists up to a saturation rate. Little's law gives the batch and the cache in use; either may be full first.
+
+Waiting. k replicas behind a scheduler that knows their work are close to M/G/k. With Erlang's C(k, rho), mean service
+``E = 1 / saturation rate`` and its squared coefficient of variation v (Allen and Cunneen)::
+
+    P(wait > t) = C · exp(-t · 2 k (1 - rho) / (E (1 + v)))
+
+so P99 = ln(100 C) / (2 k (1 - rho) / (E (1 + v))), 0 where C < 1 %. A request then waits for the step under way, and
+for its own prefill's steps.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from exaserve.perfmodel import EngineProfile
+from exaserve.planning.demand import Demand, RequestClass
+
+__all__ = [
+    "KV_WATERMARK",
+    "ClassLatency",
+    "Limit",
+    "Steady",
+    "Waiting",
+    "erlang_c",
+    "replicas_for",
+    "saturation",
+    "steady",
+    "waiting",
+]
+
+KV_WATERMARK = 0.85
+"""Share of the cache that is planned to be in use at most: above it replicas get no new requests."""
+
+STEP_MAX_S = 2.0
+REPLICAS_MAX = 100_000
+_ROUNDS = 40
+
+Limit = str
+"""What a replica runs out of first: compute, batch, cache, or per-token time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Steady:
+    """A replica at a steady rate: step time (s, also the mean time per output token), sequences, cache in use."""
+
+    rate_s: float
+    step_s: float
+    batch: float
+    kv_tokens: float
+    prefill_tokens: float
+
+
+@dataclass(frozen=True, slots=True)
+class ClassLatency:
+    """One class at that load, seconds: P99 and median to the first token, mean of the whole request."""
+
+    name: str
+    ttft_p50_s: float
+    ttft_p99_s: float
+    request_s: float
+    target_s: float
+
+    @property
+    def holds(self) -> bool:
+        return self.ttft_p99_s <= self.target_s
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """k replicas under a demand.
+
+    Attributes:
+        utilisation: rate over saturation rate.
+        wait_p99_s: before a replica begins with a request.
+        per_class: see :class:`ClassLatency`.
+    """
+
+    replicas: int
+    utilisation: float
+    state: Steady
+    wait_p99_s: float
+    per_class: tuple[ClassLatency, ...]
+
+    def holds(self, tpot_s: float) -> bool:
+        return self.state.step_s <= tpot_s and all(c.holds for c in self.per_class)
+
+
+def _step(p: EngineProfile, d: Demand, rate: float, s: float) -> float:
+    batch = rate * d.output * s
+    prefill = rate * d.prompt * s
+    if prefill < 1e-9 and batch < 1e-9:
+        return p.decode_fixed_s
+    weights = p.decode_fixed_s
+    if p.expert_s:
+        weights += p.expert_s * (1.0 - (1.0 - p.expert_share) ** (prefill + batch))
+    total = weights + p.decode_per_seq_s * batch + p.decode_per_kv_token_s * batch * d.context
+    # The mean over steps of max(compute, weights), for prompts that arrive one at a time: compute hides behind the
+    # weights only in the steps that have any.
+    compute = prefill / p.prefill_tokens_per_s
+    steps_with = min(1.0, prefill / max(1.0, min(d.prompt, p.token_budget)))
+    total += max(0.0, compute - steps_with * (weights - p.overhead_s))
+    return total + rate * s * d.pairs * p.prefill_per_pair_s
+
+
+def steady(p: EngineProfile, d: Demand, rate_s: float) -> Steady | None:
+    """The state at ``rate_s`` per replica; None where work comes faster than it is done."""
+    low, high = 0.0, STEP_MAX_S
+    if _step(p, d, rate_s, high) > high:
+        return None
+    s = p.decode_fixed_s
+    for _ in range(_ROUNDS):
+        value = _step(p, d, rate_s, s)
+        if value > s:
+            low = s
+        else:
+            high = s
+        if abs(value - s) < 1e-6 * s + 1e-9:
+            break
+        # Nearly linear: step along the secant, kept inside the bracket.
+        slope = (_step(p, d, rate_s, s * 1.01 + 1e-9) - value) / (s * 0.01 + 1e-9)
+        better = (value - slope * s) / (1.0 - slope) if slope < 1.0 else high
+        s = better if low < better < high else (low + high) / 2
+    return Steady(rate_s, s, rate_s * d.output * s, rate_s * d.output * s * d.context, rate_s * d.prompt * s)
+
+
+def _full(p: EngineProfile, state: Steady | None, tpot_s: float) -> Limit:
+    """What is exceeded, "" if nothing."""
+    if state is None:
+        return "compute"
+    if state.step_s > tpot_s:
+        return "per-token time"
+    if state.batch > p.max_num_seqs:
+        return "batch"
+    if state.kv_tokens > p.kv_tokens_max * KV_WATERMARK:
+        return "cache"
+    return ""
+
+
+def saturation(p: EngineProfile, d: Demand, tpot_s: float = math.inf) -> tuple[float, Limit]:
+    """Highest rate one replica carries, requests/s, and what limits it; 0 where even one request breaks a limit."""
+    low, high = 0.0, 1.0
+    limit = _full(p, steady(p, d, 1e-6), tpot_s)
+    if limit:
+        return 0.0, limit
+    while not _full(p, steady(p, d, high), tpot_s) and high < 1e7:
+        low, high = high, high * 2
+    for _ in range(24):
+        middle = (low + high) / 2
+        found = _full(p, steady(p, d, middle), tpot_s)
+        if found:
+            high, limit = middle, found
+        else:
+            low = middle
+        if high - low < 1e-4 * high:
+            break
+    return low, limit or _full(p, steady(p, d, high), tpot_s)
+
+
+def erlang_c(servers: int, utilisation: float) -> float:
+    """Probability that all of ``servers`` are busy when a request comes."""
+    if utilisation >= 1.0:
+        return 1.0
+    load = servers * utilisation
+    blocking = 1.0
+    for n in range(1, servers + 1):
+        blocking = load * blocking / (n + load * blocking)
+    return blocking / (1.0 - utilisation * (1.0 - blocking))
+
+
+def _prefill_s(p: EngineProfile, state: Steady, tokens: int) -> float:
+    """Own prefill while the batch decodes: as many steps as chunks."""
+    room = max(1.0, p.token_budget - state.batch)
+    chunks = max(1, math.ceil(tokens / room))
+    each = tokens / chunks
+    base = p.step_s(int(each), round(state.batch), round(state.kv_tokens))
+    return chunks * base + 0.5 * tokens * tokens * p.prefill_per_pair_s
+
+
+def waiting(p: EngineProfile, d: Demand, replicas: int, rate_max_s: float) -> Waiting | None:
+    """Latencies of ``replicas`` under ``d``, None where they cannot carry it; ``rate_max_s`` is one's saturation."""
+    if rate_max_s <= 0:
+        return None
+    per_replica = d.rate_s / replicas
+    utilisation = per_replica / rate_max_s
+    if utilisation >= 1.0:
+        return None
+    state = steady(p, d, per_replica)
+    if state is None:
+        return None
+    works = [
+        _prefill_s(p, state, c.prompt_tokens) + c.output_tokens * state.step_s / max(1.0, state.batch)
+        for c in d.classes
+    ]
+    mean = d.mean(works)
+    variation = d.mean([w * w for w in works]) / (mean * mean) - 1.0 if mean else 0.0
+    service = 1.0 / rate_max_s
+    busy = erlang_c(min(replicas, 2000), utilisation)
+    pace = 2.0 * replicas * (1.0 - utilisation) / (service * (1.0 + variation))
+    wait99 = max(0.0, math.log(100.0 * busy) / pace) if busy > 0.01 else 0.0
+    wait50 = max(0.0, math.log(2.0 * busy) / pace) if busy > 0.5 else 0.0
+    latencies = []
+    for c in d.classes:
+        own = _prefill_s(p, state, c.prompt_tokens)
+        first = wait50 + state.step_s / 2 + own
+        latencies.append(
+            ClassLatency(
+                c.name,
+                first,
+                wait99 + state.step_s + own,
+                first + (c.output_tokens - 1) * state.step_s,
+                c.ttft_p99_s,
+            )
+        )
+    return Waiting(replicas, utilisation, state, wait99, tuple(latencies))
+
+
+def replicas_for(
+    p: EngineProfile, d: Demand, tpot_s: float, rate_max: float, limit: Limit
+) -> tuple[Waiting | None, Limit]:
+    """The fewest replicas that hold every target, and what limits one; (None, reason) where no number does.
+
+    ``rate_max`` and ``limit`` are what :func:`saturation` says of one.
+    """
+    if rate_max <= 0:
+        return None, limit
+    low = max(1, math.ceil(d.rate_s / rate_max * 1.0001))
+    high = low
+    while True:
+        found = waiting(p, d, high, rate_max)
+        if found is not None and found.holds(tpot_s):
+            break
+        if high > REPLICAS_MAX or high > 64 * low + 64:
+            return None, _why_never(found, d)
+        high = math.ceil(high * 1.5) if high > 2 else high + 1
+    best = found
+    while low < high:
+        middle = (low + high) // 2
+        found = waiting(p, d, middle, rate_max)
+        if found is not None and found.holds(tpot_s):
+            high, best = middle, found
+        else:
+            low = middle + 1
+    return best, limit
+
+
+def _why_never(found: Waiting | None, d: Demand) -> Limit:
+    if found is None:
+        return "compute"
+    slow: list[RequestClass] = [c for c, latency in zip(d.classes, found.per_class, strict=True) if not latency.holds]
+    if not slow:
+        return "per-token time"
+    worst = next(x for x in found.per_class if x.name == slow[0].name)
+    return (
+        f"first token of {worst.name}: {worst.ttft_p99_s:.2f} s even on idle replicas, {worst.target_s:.2f} s allowed"
+    )
