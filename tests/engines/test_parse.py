@@ -133,9 +133,7 @@ def test_sglang_tensor_ranks_repeat_and_data_ranks_add():
     series = [
         (f'dp_rank="{dp}",model_name="m",pp_rank="0",tp_rank="{tp}"', 5.0 + dp) for dp in range(2) for tp in range(4)
     ]
-    assert (
-        values(family("sglang:num_running_reqs", "gauge", series))["running"] == 11
-    )
+    assert values(family("sglang:num_running_reqs", "gauge", series))["running"] == 11
 
 
 def test_llamacpp_has_no_kv_and_that_is_not_missing():
