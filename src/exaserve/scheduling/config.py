@@ -31,6 +31,8 @@ class SchedulerConfig:
         learn_window_s: seconds of observed prefill after which an observation has lost half its weight.
         decode_weight: share of the decode slow-down (mine by others and others by me) that counts as cost. 1 would
             trade a second of total latency for a second of time to first token.
+        stall_weight: how much a second that one running sequence stands still for a prefill counts, against a second of
+            time to first token. 0 ignores the batch; much of it makes long prompts wait for an empty replica.
         decode_seq_s: seconds one running sequence adds to a request's decode phase, until calibrated.
         memory_steep_s: cost of a placement that would fill KV completely, seconds; grows from 0 at the watermark.
         failure_s: added for each recent failure of the replica, seconds, so that failing fast attracts nothing
@@ -60,6 +62,7 @@ class SchedulerConfig:
     prior_busy_s: float = 0.25
     learn_window_s: float = 10.0
     decode_weight: float = 0.5
+    stall_weight: float = 0.01
     decode_seq_s: float = 0.01
     memory_steep_s: float = 10.0
     failure_s: float = 0.5

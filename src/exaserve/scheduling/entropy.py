@@ -1,10 +1,11 @@
 """Entropy: predicted seconds of work a replica has before it can serve a request, and that the request adds (A1).
 
-``entropy = (prefill + decode + network) x penalty + memory + failures + away`` with
+``entropy = (prefill + stall + decode + network) x penalty + memory + failures + away`` with
 
 - prefill: seconds for the prompts queued ahead, minus what has drained, + for this prompt's tokens not in the prefix
   cache, by the replica's measured speed;
-- decode: what joining a batch of ``running`` sequences costs this request and the batch;
+- stall: what this prefill costs the ``running`` sequences whose tokens wait for it, each counted at ``stall_weight``;
+- decode: what joining that batch costs this request and the batch;
 - memory: 0 while predicted KV stays under the watermark, quadratic above, infinite where it cannot fit;
 - network: KV or activations that must cross nodes, over the rate that is free (where the spec gives them);
 - penalty: 1 / (weight x slow-start share), and suspicion (A4);
@@ -53,6 +54,7 @@ def terms(state: ReplicaState, facts: RequestFacts, cached_tokens: float, now: f
         "queued_s": state.backlog_s(now),
         "prefill_s": state.prefill_s(tokens),
         "decode_s": state.decode_s,
+        "stall_s": state.prefill_s(tokens) * (state.stall - 1.0),
         "memory_s": memory_s(state, facts.prompt_tokens + facts.output_tokens),
         "network_s": network_s(state, tokens),
         "failure_s": state.failure_cost_s,
@@ -66,7 +68,7 @@ def cost(state: ReplicaState, facts: RequestFacts, cached_tokens: float, now: fl
     if state.forced is not None:
         return state.forced
     t = terms(state, facts, cached_tokens, now)
-    work = t["queued_s"] + t["prefill_s"] + t["decode_s"] + t["network_s"]
+    work = t["queued_s"] + t["prefill_s"] + t["stall_s"] + t["decode_s"] + t["network_s"]
     return work * t["penalty"] + t["memory_s"] + t["failure_s"] + t["away_s"]
 
 

@@ -45,6 +45,7 @@ class ReplicaState:
         depth: requests believed to wait for their first token, own and foreign (E2).
         running: requests believed to be decoding, own and foreign.
         decode_s: cost of joining that batch, seconds.
+        stall: multiplies the request's own prefill, for the batch that stands still meanwhile.
         kv_predicted / kv_limit / kv_max: KV tokens in use, at the watermark, in all (0 where the size is unknown).
         penalty: multiplies the cost: 1 / (weight x slow-start share), raised while suspect.
         failure_cost_s: added while the replica has failed recently, seconds.
@@ -104,6 +105,7 @@ class ReplicaState:
         "running",
         "spec",
         "special",
+        "stall",
         "speed",
         "suspicion",
         "told",
@@ -380,6 +382,7 @@ class ReplicaState:
         config = self.config
         self.running = running = self.decoding + self.foreign_running
         self.decode_s = decode_s = running * config.decode_seq_s * config.decode_weight
+        self.stall = 1.0 + running * config.stall_weight
         self.extra_s = decode_s * self.penalty + self.failure_cost_s + self.away_s
         self.room = depth < config.queue_depth_max and (kv < self.kv_limit or not (self.inflight or self.told))
         self.need_free = -1.0 if self.special else min(self.kv_limit - kv, self.prompt_max)

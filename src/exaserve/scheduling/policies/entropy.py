@@ -81,7 +81,7 @@ class Entropy:
                 continue
             if holders:
                 tokens = _uncached(prompt, state.index, levels, per_block) if holders >> state.index & 1 else prompt
-            work = tokens * (state.per_token_s + state.per_pair_s * tokens)
+            work = tokens * (state.per_token_s + state.per_pair_s * tokens) * state.stall
             queued = state.pending_s
             if queued:
                 drained, head = now - state.drain_at, state.head_s
