@@ -103,7 +103,7 @@ def print_report(console: Console, runs: list[PolicyRun]) -> None:
     table.add_row(f"errors of {runs[0].summary.all.requests} requests", *(str(each) for each in errors))
     # A table is worth reading in a log too: it is not squeezed into the 80 columns assumed without a terminal.
     (console if console.is_terminal else Console(file=console.file, width=200)).print(table)
-    for line in _spoilt(runs):
+    for line in [*_errors(runs), *_spoilt(runs)]:
         console.print(line, style="yellow", highlight=False)
 
 
@@ -137,6 +137,17 @@ def _seconds(value: float) -> str:
 
 def _ratio(first: float, second: float) -> str:
     return f"1/{first / second:.1f}" if first > second > 0.0 else f"{second / first:.2f}" if first > 0.0 else "-"
+
+
+def _errors(runs: list[PolicyRun]) -> list[str]:
+    """What the errors were: words of the client, and statuses that were not good."""
+    lines = []
+    for run in runs:
+        kinds = {kind: count for kind, count in run.summary.all.errors.items() if kind != "status"}
+        kinds |= {f"status {code}": n for code, n in run.summary.all.statuses.items() if code >= 400}
+        if kinds:
+            lines.append(f"{run.policy}: errors were " + ", ".join(f"{kind} ({n})" for kind, n in kinds.items()))
+    return lines
 
 
 def _spoilt(runs: list[PolicyRun]) -> list[str]:
