@@ -42,6 +42,7 @@ COMMANDS: dict[str, CommandEntry] = {
     "emulate": CommandEntry(TRY, "Run emulated engines that answer like vLLM's server."),
     "gateway": CommandEntry(SERVE, "Put one OpenAI-compatible endpoint in front of replicas."),
     "status": CommandEntry(OPERATE, "Show a gateway's replicas as a live table."),
+    "plan": CommandEntry(OPERATE, "Say what a model needs of machines, before they are bought."),
     "preflight": CommandEntry(OPERATE, "Check machines before a start: cards, links, network, kernel, weights."),
     "config": CommandEntry(OPERATE, "Check a cluster file, or show its effective values."),
 }

@@ -1,0 +1,65 @@
+"""Planning: what a model needs of machines, what they carry, what it costs, and what an engine would say at start-up.
+
+Pure: everything is computed from arguments. The command line reads files and writes them.
+"""
+
+from __future__ import annotations
+
+from exaserve.planning.architecture import Architecture
+from exaserve.planning.catalogue import find_shape, model_from_config, model_from_name
+from exaserve.planning.chart import sweep_html, sweep_svg
+from exaserve.planning.cost import Prices
+from exaserve.planning.demand import A9, Demand, RequestClass, Targets, a9_demand
+from exaserve.planning.deploy import cluster_file
+from exaserve.planning.engine import EngineVersion, parse_engine
+from exaserve.planning.explain import Term, explain
+from exaserve.planning.fleet import Fleet, PlanRequest
+from exaserve.planning.formats import FORMATS, WeightFormat
+from exaserve.planning.logs import Comparison, LogFacts, compare, read_log
+from exaserve.planning.memory import Measured, MemoryPlan, MemoryRequest, plan_memory
+from exaserve.planning.network import LINKS, find_link
+from exaserve.planning.planner import Plan, SweepRow, make_plan, sweep
+from exaserve.planning.report import memory_dict, plan_dict, sweep_dicts
+from exaserve.planning.weights import Placement
+
+__all__ = [
+    "A9",
+    "FORMATS",
+    "LINKS",
+    "Architecture",
+    "Comparison",
+    "Demand",
+    "EngineVersion",
+    "Fleet",
+    "LogFacts",
+    "Measured",
+    "MemoryPlan",
+    "MemoryRequest",
+    "Placement",
+    "Plan",
+    "PlanRequest",
+    "Prices",
+    "RequestClass",
+    "SweepRow",
+    "Targets",
+    "Term",
+    "WeightFormat",
+    "a9_demand",
+    "cluster_file",
+    "compare",
+    "explain",
+    "find_link",
+    "find_shape",
+    "make_plan",
+    "memory_dict",
+    "model_from_config",
+    "model_from_name",
+    "parse_engine",
+    "plan_dict",
+    "plan_memory",
+    "read_log",
+    "sweep",
+    "sweep_dicts",
+    "sweep_html",
+    "sweep_svg",
+]
