@@ -59,6 +59,7 @@ class ReplicaState:
     """
 
     __slots__ = (
+        "asleep",
         "available",
         "away_s",
         "config",
@@ -128,6 +129,7 @@ class ReplicaState:
         self.failures = 0
         self.failure_cost_s = 0.0
         self.home = True
+        self.asleep = False
         self.away_s = 0.0
         self.inflight = 0
         self.told = 0
@@ -176,7 +178,12 @@ class ReplicaState:
         self.prompt_max = float(self.spec.max_model_len or math.inf)
         self.penalty = self.suspicion / share if share > 0 else math.inf
         self.eligible = (
-            self.available and not self.draining and self.weight > 0 and self.forced != math.inf and not self.removed
+            self.available
+            and not self.draining
+            and not self.asleep
+            and self.weight > 0
+            and self.forced != math.inf
+            and not self.removed
         )
         self.refresh()
 
@@ -190,6 +197,8 @@ class ReplicaState:
             return "draining"
         if not self.weight > 0:
             return "weight 0"
+        if self.asleep:
+            return "the engine sleeps"
         if not self.available:
             return f"not available: {self.health_reason}"
         return None

@@ -212,6 +212,10 @@ class Scheduler:
             state.away_s = self.config.away_share * stats.work_s
         if not state.report(report, stats.prompt_tokens if stats else 512.0):
             return
+        asleep = bool(report.asleep)
+        if asleep != state.asleep:
+            state.asleep = asleep
+            self._changed(state)
         total = state.inflight + state.foreign_running + state.foreign_waiting
         if total:
             share = (state.foreign_running + state.foreign_waiting) / total
@@ -227,8 +231,8 @@ class Scheduler:
         """The text's score of each replica with a fresh and complete report, for the anomaly guard (A4)."""
         scores = {}
         for replica, state in self._states.items():
-            score, _ = literal_score(state)
-            if state.report_fresh:
+            score, known = literal_score(state)
+            if known:
                 scores[replica] = score
         return scores
 
