@@ -13,120 +13,30 @@ How a caller drives it::
     result = engine.end_step(ends_at)       # result.first, result.finished, and engine.decoding got one more token each
 
 A pure decode step costs O(1) however large the batch: all decoding sequences advance together with one counter
-(``_tick``), and what happens to a single one (a block boundary, its last token) waits in a calendar under the tick at
-which it is due.
+(``_tick``), and what happens to a single one (its last token, a block to offer to the prefix cache) waits in a calendar
+under the tick at which it is due. Blocks that nobody can share are only counted, by the phase (tick modulo block size)
+at which their sequences need them.
+
+A caller that does not look at single tokens (a simulator) takes many pure decode steps as one event::
+
+    ends_at = engine.begin_run(now)         # to the end of the step that brings the next change
+    ends_at = engine.cut_run(now)           # something was submitted meanwhile: to the end of the step now under way
+    engine.advance(now)                     # counters as they are now, for a report
+
+The durations of the steps in between are known (the context grows by one token per sequence and step), so a run ends
+when its steps would have ended one by one.
 """
 
 from __future__ import annotations
 
+import math
 from collections import deque
-from collections.abc import Sequence
-from enum import Enum
-from typing import Any, NamedTuple
 
 from exaserve.perfmodel import EngineProfile
 from exaserve.perfmodel.blocks import BlockPool
+from exaserve.perfmodel.sequence import FinishReason, Request, State, StepResult
 
 __all__ = ["Engine", "FinishReason", "Request", "State", "StepResult"]
-
-
-class State(Enum):
-    NEW = "new"
-    WAITING = "waiting"
-    PREFILL = "prefill"
-    DECODE = "decode"
-    FINISHED = "finished"
-    ABORTED = "aborted"
-
-
-class FinishReason(Enum):
-    STOP = "stop"
-    LENGTH = "length"
-    ABORT = "abort"
-
-
-class Request:
-    """One sequence: what was asked, and where it stands. Times are seconds on the caller's clock, -1 before they
-    happen.
-
-    Args:
-        prompt_tokens: length of the prompt, at least 1.
-        output_tokens: tokens to generate: the caller has already taken the least of the client's bound, a stop string's
-            place and the emulated end of text.
-        reason: why generation ends there.
-        hashes: chained hashes of the full blocks of prompt *and* output as far as they are known, one per block; the
-            prefix cache works on these. Empty: this request neither hits nor fills the cache.
-        tag: anything the caller wants to find again.
-    """
-
-    __slots__ = (
-        "alloc_tick",
-        "base_tick",
-        "cached_tokens",
-        "computed",
-        "emitted",
-        "finish_tick",
-        "finished_at",
-        "first_token_at",
-        "hashes",
-        "held",
-        "output_tokens",
-        "preemptions",
-        "private",
-        "prompt_tokens",
-        "reason",
-        "scheduled_at",
-        "state",
-        "submitted_at",
-        "tag",
-        "target",
-    )
-
-    def __init__(
-        self,
-        prompt_tokens: int,
-        output_tokens: int,
-        reason: FinishReason = FinishReason.LENGTH,
-        hashes: Sequence[int] = (),
-        tag: Any = None,
-    ) -> None:
-        self.prompt_tokens = prompt_tokens
-        self.output_tokens = output_tokens
-        self.reason = reason
-        self.hashes = hashes
-        self.tag = tag
-        self.state = State.NEW
-        self.submitted_at = self.scheduled_at = self.first_token_at = self.finished_at = -1.0
-        self.cached_tokens = 0
-        """Prompt tokens found in the prefix cache at first admission."""
-        self.preemptions = 0
-        self.computed = 0
-        """Tokens whose KV is computed; kept up to date outside the decode state only."""
-        self.target = 0
-        """Tokens to prefill: the prompt, plus what was generated before a preemption."""
-        self.held: list[int] = []
-        """Hashes of the shared blocks this sequence holds, a chain from the prompt's start but for duplicates."""
-        self.private = 0
-        self.emitted = 0
-        """Tokens generated up to ``base_tick``; :meth:`Engine.outputs` gives the current number."""
-        self.base_tick = 0
-        self.alloc_tick = self.finish_tick = -1
-
-
-class StepResult(NamedTuple):
-    """What a step brought. Each request in ``Engine.decoding`` and in ``finished`` has one more token than before.
-
-    Attributes:
-        first: requests whose first token this was (they may be in ``finished`` as well).
-        finished: requests that are complete; their blocks are free.
-        decoded: sequences that got a token.
-        prefilled: prompt tokens computed.
-    """
-
-    first: list[Request]
-    finished: list[Request]
-    decoded: int
-    prefilled: int
 
 
 class Engine:
@@ -164,6 +74,14 @@ class Engine:
         self._tick = 0
         self._alloc_due: dict[int, dict[Request, None]] = {}
         self._finish_due: dict[int, dict[Request, None]] = {}
+        self._phases = [0] * self.block_size
+        """Decoding sequences that take a plain block at ticks of that remainder."""
+        self._grown = -1
+        """The last tick whose growth has been given."""
+        self._steps = 0
+        """Steps of the run under way that have not ended; 1 between begin_step and end_step."""
+        self._run_from = self._step_s = self._step_growth_s = 0.0
+        """When the first of them began, how long it takes, and how much longer each takes than the one before."""
         self._prefilling: dict[Request, None] = {}
         self._plan: list[tuple[Request, int]] = []
         self._kv_tokens = 0
@@ -240,9 +158,9 @@ class Engine:
         if not self.running and not self.waiting:
             return None
         preempted = False
-        due = self._alloc_due.get(self._tick)
-        if due:
-            preempted = self._grow(due)
+        if self._alloc_due or self._phases[self._tick % self.block_size]:
+            preempted = self._grow()
+        self._grown = self._tick
         budget = self.profile.token_budget - len(self.decoding)
         tokens = pairs = 0
         if self._prefilling:
@@ -261,13 +179,81 @@ class Engine:
             return None
         duration = self.profile.step_s(tokens, len(self.decoding), self._kv_tokens, pairs) * self.slow / self.speed
         self.busy = True
-        self.busy_s += duration
+        self._steps = 1
+        self._run_from, self._step_s = now, duration
         return now + duration
 
+    def begin_run(self, now: float) -> float | None:
+        """As :meth:`begin_step`, but where only decoding goes on, for all the steps up to the next change."""
+        end = self.begin_step(now)
+        if end is not None and not self._plan:
+            steps = min(self._finish_due) - self._tick
+            if self._alloc_due:
+                steps = min(steps, min(self._alloc_due) - self._tick)
+            if steps > 1 and len(self.decoding) * (steps // self.block_size + 1) <= self.pool.free:
+                self._steps = steps
+                self._step_growth_s = self.profile.decode_per_kv_token_s * len(self.decoding) * self.slow / self.speed
+                end = self._run_end(steps)
+        return end
+
+    def cut_run(self, now: float) -> float:
+        """Shortens the run under way to the end of the step that is under way at ``now``, and returns that."""
+        self.advance(now)
+        self._steps = 1
+        return self._run_from + self._step_s
+
+    def advance(self, now: float) -> None:
+        """Counts the steps of the run under way that have ended by ``now``, all but its last."""
+        steps = self._steps
+        if steps <= 1:
+            return
+        passed, growth = now - self._run_from, self._step_growth_s
+        if growth:
+            half = self._step_s - 0.5 * growth
+            done = int((math.sqrt(half * half + 2.0 * growth * max(passed, 0.0)) - half) / growth)
+        else:
+            done = int(passed / self._step_s)
+        done = min(done, steps - 1)
+        while done and self._run_end(done) > now:
+            done -= 1
+        while done < steps - 1 and self._run_end(done + 1) <= now:
+            done += 1
+        if done > 0:
+            self._skip(done)
+
+    def _run_end(self, steps: int) -> float:
+        return self._run_from + steps * self._step_s + self._step_growth_s * (0.5 * steps * (steps - 1))
+
+    def _skip(self, steps: int) -> None:
+        """Ends ``steps`` pure decode steps of the run and begins the one after them."""
+        count = len(self.decoding)
+        first = self._tick + 1
+        end = self._run_end(steps)
+        self.busy_s += end - self._run_from
+        self._run_from, self._step_s = end, self._step_s + steps * self._step_growth_s
+        self._steps -= steps
+        self._tick += steps
+        self._grown = self._tick
+        self._kv_tokens += steps * count
+        self.steps_total += steps
+        self.generation_tokens_total += steps * count
+        cycles, rest = divmod(steps, self.block_size)
+        blocks = cycles * (sum(self._phases) if cycles else 0)
+        for tick in range(first, first + rest):
+            blocks += self._phases[tick % self.block_size]
+        if blocks:
+            taken = self.pool.take(blocks)
+            assert taken, "begin_run saw to it that there are enough"
+
     def end_step(self, now: float) -> StepResult:
-        """Applies the step that :meth:`begin_step` formed."""
+        """Applies the step, or the run of steps, that began."""
         assert self.busy, "end_step without begin_step"
+        if self._steps > 1:
+            self._skip(self._steps - 1)
         self.busy = False
+        self._steps = 0
+        self._step_growth_s = 0.0
+        self.busy_s += self._step_s
         self.steps_total += 1
         decoded = len(self.decoding)
         self._tick += 1
@@ -296,17 +282,23 @@ class Engine:
 
     # -- KV blocks --------------------------------------------------------------------------------------------------
 
-    def _grow(self, due: dict[Request, None]) -> bool:
+    def _grow(self) -> bool:
         """Gives each decoding sequence at a block boundary its next block. True if one had to be preempted."""
+        tick, size = self._tick, self.block_size
+        due = self._alloc_due.get(tick, {})
+        plain = self._phases[tick % size]
+        if not due and self.pool.take(plain):
+            return False
         preempted = False
-        requests = list(due)
-        if len(requests) > self.pool.free:
-            position = {r: i for i, r in enumerate(self.running)}
-            requests.sort(key=position.__getitem__)
+        if not due or len(due) + plain > self.pool.free:
+            requests = [r for r in self.running if r in due or (r.plain_from >= 0 and not (tick - r.plain_from) % size)]
+        else:
+            self.pool.take(plain)
+            requests = list(due)
         for request in requests:
             if request.state is not State.DECODE:
                 continue
-            index = (request.target + self._tick - request.base_tick) // self.block_size - 1
+            index = (request.target + tick - request.base_tick) // size - 1
             if index >= 0:
                 self._publish(request, index, index + 1)
             while not self.pool.take(1):
@@ -316,8 +308,9 @@ class Engine:
                 if victim is request:
                     break
             else:
-                request.private += 1
-                self._schedule_growth(request, self._tick + self.block_size)
+                if request.plain_from < 0:
+                    request.private += 1
+                    self._schedule_growth(request, tick + size)
         return preempted
 
     def _extend(self, request: Request, chunk: int) -> tuple[int, bool]:
@@ -415,7 +408,18 @@ class Engine:
             return
         request.finish_tick = tick + left
         self._finish_due.setdefault(tick + left, {})[request] = None
-        self._schedule_growth(request, tick + -request.target % self.block_size)
+        size = self.block_size
+        grows = tick + -request.target % size
+        if len(request.hashes) <= request.target // size:
+            request.plain_from = grows
+            self._phases[grows % size] += 1
+        else:
+            self._schedule_growth(request, grows)
+
+    def _plain_blocks(self, request: Request) -> int:
+        """Blocks that a decoding sequence has been given and that only ``_phases`` counts."""
+        since = self._grown - request.plain_from
+        return since // self.block_size + 1 if since >= 0 else 0
 
     def _schedule_growth(self, request: Request, tick: int) -> None:
         """Notes when a decoding sequence next needs a block, unless it will have finished by then."""
@@ -442,13 +446,19 @@ class Engine:
             request.emitted += generated
             request.computed = request.target + generated
             self._kv_tokens -= request.computed
-            blocks, rest = divmod(request.computed, self.block_size)
-            if not rest:
-                self._publish(request, blocks - 1, blocks)
+            if request.plain_from >= 0:
+                request.private += self._plain_blocks(request)
+                self._phases[request.plain_from % self.block_size] -= 1
+                request.plain_from = -1
+            else:
+                blocks, rest = divmod(request.computed, self.block_size)
+                if not rest:
+                    self._publish(request, blocks - 1, blocks)
+                self._drop(self._alloc_due, request.alloc_tick, request)
+                request.alloc_tick = -1
             del self.decoding[request]
-            self._drop(self._alloc_due, request.alloc_tick, request)
             self._drop(self._finish_due, request.finish_tick, request)
-            request.alloc_tick = request.finish_tick = -1
+            request.finish_tick = -1
         else:
             del self._prefilling[request]
         del self.running[request]
@@ -464,7 +474,8 @@ class Engine:
     def validate(self) -> None:
         """Asserts the invariants: blocks conserved, each request in one place, counters equal to what they count."""
         self.pool.validate()
-        assert sum(r.private for r in self.running) == self.pool.private
+        private = {r: r.private + (self._plain_blocks(r) if r.plain_from >= 0 else 0) for r in self.running}
+        assert sum(private.values()) == self.pool.private
         assert self.decoding.keys() | self._prefilling.keys() == self.running.keys()
         assert not self.decoding.keys() & self._prefilling.keys()
         assert len(self.running) <= self.profile.max_num_seqs
@@ -474,10 +485,13 @@ class Engine:
         contexts = {r: r.target + self._tick - r.base_tick for r in self.decoding}
         assert self._kv_tokens == sum(contexts.values())
         for request, context in contexts.items():
-            blocks = len(request.held) + request.private
+            blocks = len(request.held) + private[request]
             assert blocks * self.block_size >= context, "a sequence's KV does not fit its blocks"
             assert self.outputs(request) < request.output_tokens
         assert set().union(*self._finish_due.values()) == self.decoding.keys()
         assert set().union(*self._alloc_due.values()) <= self.decoding.keys()
+        assert sum(self._phases) == sum(r.plain_from >= 0 for r in self.decoding)
+        assert all(n >= 0 for n in self._phases)
+        assert (self._steps > 0) == self.busy
         assert all(t >= self._tick for t in self._alloc_due)
         assert all(t > self._tick for t in self._finish_due)
