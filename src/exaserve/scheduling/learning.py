@@ -27,13 +27,14 @@ class PrefillModel:
         window_s: seconds of observed prefill after which an observation has lost half its weight.
     """
 
-    __slots__ = ("_sums", "_unfitted", "_window_s", "a", "b")
+    __slots__ = ("_new", "_sums", "_unfitted", "_window_s", "a", "b")
 
     def __init__(self, tokens_per_s: float, prior_s: float, window_s: float) -> None:
         self._window_s = window_s
         prior_tokens = prior_s * tokens_per_s
         # As if prompts of 1,000 tokens had taken 1000 / tokens_per_s each, for prior_s in all.
-        self._sums = (prior_tokens, prior_tokens * 1e3, prior_tokens * 1e6, prior_s, prior_s * 1e3)
+        self._sums = [prior_tokens, prior_tokens * 1e3, prior_tokens * 1e6, prior_s, prior_s * 1e3]
+        self._new = [0.0] * 5
         self.a = 1.0 / tokens_per_s
         self.b = 0.0
         self._unfitted = 0
@@ -43,11 +44,13 @@ class PrefillModel:
 
     def observe(self, tokens: int, took_s: float) -> None:
         """Take an observation; every eighth moves the fit (it is read far more often than it changes)."""
-        keep = 0.5 ** min(took_s / self._window_s, 60.0)
-        t1, t2, t3, y, ty = self._sums
-        t1, t2, t3 = t1 * keep + tokens, t2 * keep + tokens * tokens, t3 * keep + float(tokens) ** 3
-        y, ty = y * keep + took_s, ty * keep + tokens * took_s
-        self._sums = (t1, t2, t3, y, ty)
+        new = self._new
+        square = tokens * tokens
+        new[0] += tokens
+        new[1] += square
+        new[2] += square * tokens
+        new[3] += took_s
+        new[4] += tokens * took_s
         self._unfitted += 1
         if self._unfitted >= _FIT_EVERY:
             self.fit()
@@ -55,7 +58,9 @@ class PrefillModel:
     def fit(self) -> None:
         """Recompute ``a`` and ``b`` from what was observed."""
         self._unfitted = 0
-        t1, t2, t3, y, ty = self._sums
+        keep = 0.5 ** min(self._new[3] / self._window_s, 60.0)
+        self._sums = t1, t2, t3, y, ty = [old * keep + new for old, new in zip(self._sums, self._new, strict=True)]
+        self._new = [0.0] * 5
         spread = t1 * t3 - t2 * t2
         b = (t1 * ty - t2 * y) / spread if spread > 1e-3 * t1 * t3 else self.b
         # Neither part is negative; where the fit says so, the other one carries all.
@@ -80,11 +85,14 @@ class Speed:
     def observe(self, tokens: int, took_s: float) -> bool:
         """A prompt's prefill took ``took_s``; short prompts that share a step show up as next to nothing, and that
         is right in sum. Returns whether it is time to read :attr:`factor` again."""
-        keep = 0.5 ** min(took_s / self._window_s, 60.0)
-        self._took_s = self._took_s * keep + took_s
-        self._believed_s = self._believed_s * keep + self.model.seconds(tokens)
+        self._took_s += took_s
+        self._believed_s += self.model.seconds(tokens)
         self.model.observe(tokens, took_s)
         self._unread += 1
+        if self._took_s > self._window_s:
+            # Fading in halves costs nothing per observation and keeps between one and two windows' worth.
+            self._took_s *= 0.5
+            self._believed_s *= 0.5
         return self._unread & (_FIT_EVERY - 1) == 1
 
     @property

@@ -59,6 +59,9 @@ class ReplicaState:
     """
 
     __slots__ = (
+        "_depth_max",
+        "_seq_s",
+        "_stall_weight",
         "asleep",
         "available",
         "away_s",
@@ -117,6 +120,9 @@ class ReplicaState:
 
     def __init__(self, spec: ReplicaSpec, config: SchedulerConfig, now: float, index: int, peers: PrefillModel) -> None:
         self.config = config
+        self._depth_max = config.queue_depth_max
+        self._seq_s = config.decode_seq_s * config.decode_weight
+        self._stall_weight = config.stall_weight
         self.id = spec.id
         self.index = index
         self.available = False
@@ -373,28 +379,32 @@ class ReplicaState:
     def refresh(self) -> None:
         """Recompute what policies read. Constant time; called once per event."""
         pending = self.pending
-        own = len(pending)
+        own = depth = len(pending)
         if own:
             head = next(iter(pending))
             self.head_s = head.work_s * _HEAD_SHARE if head.stream else self.pending_s
         else:
             self.head_s = 0.0
-        depth = own
         if self.waiting_reported >= 0:
             # Nobody can be waiting but our own without a first token, and what others had waiting.
-            believed = self.waiting_reported + self.placed_since - self.progressed_since
-            depth = max(0, min(believed, own + self.foreign_waiting))
+            depth = self.waiting_reported + self.placed_since - self.progressed_since
+            depth = max(0, min(depth, own + self.foreign_waiting))
         self.depth = depth
         # What waits has taken no KV yet, so the ledger may know of more than the report.
-        kv = max(float(self.kv_own), self.kv_reported + self.kv_delta)
+        kv = self.kv_reported + self.kv_delta
+        if self.kv_own > kv:
+            kv = float(self.kv_own)
         self.kv_predicted = kv
-        config = self.config
         self.running = running = self.decoding + self.foreign_running
-        self.decode_s = decode_s = running * config.decode_seq_s * config.decode_weight
-        self.stall = 1.0 + running * config.stall_weight
+        self.decode_s = decode_s = running * self._seq_s
+        self.stall = 1.0 + running * self._stall_weight
         self.extra_s = decode_s * self.penalty + self.failure_cost_s + self.away_s
-        self.room = depth < config.queue_depth_max and (kv < self.kv_limit or not (self.inflight or self.told))
-        self.need_free = -1.0 if self.special else min(self.kv_limit - kv, self.prompt_max)
+        self.room = depth < self._depth_max and (kv < self.kv_limit or not (self.inflight or self.told))
+        if self.special:
+            self.need_free = -1.0
+        else:
+            free = self.kv_limit - kv
+            self.need_free = free if free < self.prompt_max else self.prompt_max  # noqa: FURB136  # min() is a call
 
     def backlog_s(self, now: float) -> float:
         """Seconds of prefill ahead of a request placed now: own and foreign, less what has had time to drain."""
