@@ -21,7 +21,7 @@ import httpx
 
 from exaserve.cli.addresses import check_addresses, shown_url
 from exaserve.cli.commands import EXASERVE, process_commands
-from exaserve.cli.processes import Child, stop_all
+from exaserve.agent.processes import Child, stop_all
 from exaserve.config import Cluster, to_yaml
 from exaserve.domain.errors import ConfigError, ExaServeError
 from exaserve.domain.replica import ReplicaSpec

@@ -16,7 +16,7 @@ import msgspec
 
 from exaserve.domain.replica import ReplicaId, ReplicaSpec
 from exaserve.engines import ENGINES
-from exaserve.gateway.fetch import Fetched, fetch
+from exaserve.engines.fetch import Fetched, fetch
 from exaserve.health import HealthBook
 from exaserve.observe import EventLog
 from exaserve.scheduling import Scheduler

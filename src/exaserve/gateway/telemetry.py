@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from exaserve.config.settings import TelemetrySettings
 from exaserve.domain.replica import ReplicaId, ReplicaSpec
 from exaserve.engines import ENGINES, Signals, parse
-from exaserve.gateway.fetch import Fetched, Fetcher
+from exaserve.engines.fetch import Fetched, Fetcher
 from exaserve.health import AnomalyGuard, HealthBook
 from exaserve.observe import EventLog, Family, labels
 from exaserve.scheduling import Scheduler

@@ -8,7 +8,7 @@ import time
 import pytest
 from tests.gateway.fake_engine import FakeEngine
 
-from exaserve.gateway.fetch import Fetched, Fetcher, fetch
+from exaserve.engines.fetch import Fetched, Fetcher, fetch
 
 
 async def ask(fetcher: Fetcher, path: str, timeout_s: float = 1.0) -> Fetched:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from exaserve.cli.processes import Child, stop_all
+from exaserve.agent.processes import Child, stop_all
 
 pytestmark = pytest.mark.may_block
 

@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from exaserve.cli import launch
+from exaserve.agent import launch
 from exaserve.config import child_environment
 
 __all__ = ["Child", "stop_all"]

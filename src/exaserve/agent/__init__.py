@@ -1,0 +1,1 @@
+"""The node agent: starts a node's engines, watches and measures them, and tells every gateway."""
