@@ -1,14 +1,14 @@
 """What is asked, of what size and when, and how results are condensed: shared by bench and simulator. Pure."""
 
+from exaserve.workload.arrivals import DAY, ArrivalKind, Arrivals
+from exaserve.workload.mixes import MIXES, parse_mix
 from exaserve.workload.plan import (
     A9_MIX,
-    BYTES_PER_TOKEN,
     HEAD_TOKENS,
     LONG,
     SHORT,
     VERY_LONG,
-    Arrivals,
-    BodyRenderer,
+    Conversations,
     Mix,
     OutputLengths,
     Plan,
@@ -16,19 +16,25 @@ from exaserve.workload.plan import (
     Scenario,
     Sessions,
     make_plan,
-    prompt_text,
+    prefix_parts,
 )
+from exaserve.workload.prompts import BYTES_PER_TOKEN, BodyRenderer, Words, prompt_text
 from exaserve.workload.quantiles import Distribution, distribution, percentile
+from exaserve.workload.traces import TraceRow, detect_format, plan_from_rows, read_rows
 
 __all__ = [
     "A9_MIX",
     "BYTES_PER_TOKEN",
+    "DAY",
     "HEAD_TOKENS",
     "LONG",
+    "MIXES",
     "SHORT",
     "VERY_LONG",
+    "ArrivalKind",
     "Arrivals",
     "BodyRenderer",
+    "Conversations",
     "Distribution",
     "Mix",
     "OutputLengths",
@@ -36,8 +42,15 @@ __all__ = [
     "PlannedRequest",
     "Scenario",
     "Sessions",
+    "TraceRow",
+    "Words",
+    "detect_format",
     "distribution",
     "make_plan",
+    "parse_mix",
     "percentile",
+    "plan_from_rows",
+    "prefix_parts",
     "prompt_text",
+    "read_rows",
 ]

@@ -1,35 +1,27 @@
 """What is asked, of what size and when: scenarios, mixes and arrivals, fixed before the first request is sent.
 
 A plan is a pure function of its arguments: the same seed gives the same instants, sizes and bytes. Bodies are rendered
-when they are sent, from a filler text and a unique head, so that a plan of a million long prompts stays small and a
-12,842-token prompt costs a few microseconds.
-
-**Token lengths.** Prompts consist of ASCII words of three letters and a space, so that a tokenizer that takes four
-bytes for a token counts exactly ``prompt_tokens`` (:data:`BYTES_PER_TOKEN`); for other tokenizers that is an
-estimate.
-
-**Uniqueness.** A prompt begins with :data:`HEAD_TOKENS` words that carry 60 random bits, so no two prompts share a
-prefix-cache block, unless :class:`Sessions` asks for shared beginnings.
+when they are sent (:mod:`exaserve.workload.prompts`), from a filler text and a unique head, so that a plan of a million
+long prompts stays small and a 12,842-token prompt costs a few microseconds.
 """
 
 from __future__ import annotations
 
-import json
+import dataclasses
 import math
 import random
-from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
+from exaserve.workload.arrivals import Arrivals
+
 __all__ = [
     "A9_MIX",
-    "BYTES_PER_TOKEN",
     "HEAD_TOKENS",
     "LONG",
     "SHORT",
     "VERY_LONG",
-    "Arrivals",
-    "BodyRenderer",
+    "Conversations",
     "Mix",
     "OutputLengths",
     "Plan",
@@ -37,15 +29,11 @@ __all__ = [
     "Scenario",
     "Sessions",
     "make_plan",
-    "prompt_text",
+    "prefix_parts",
 ]
 
-BYTES_PER_TOKEN = 4
 HEAD_TOKENS = 5
-_HEADS = 1 << 60
-_HEX_LETTERS = str.maketrans("0123456789", "qrstuvwxyz")
-_FILLER_WORDS = 16_384
-_LETTERS = "abcdefghijklmnopqrstuvwxyz"
+HEADS = 1 << 60
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,15 +73,25 @@ class OutputLengths:
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """One kind of request: its name in reports, its prompt length and its answers' lengths."""
+    """One kind of request: its name in reports, its prompt length and its answers' lengths.
+
+    Attributes:
+        prompt_tokens: length of every prompt, or the mean where ``prompt`` draws it.
+        prompt: how prompt lengths are drawn; None makes all equal.
+    """
 
     name: str
     prompt_tokens: int
     output: OutputLengths = OutputLengths()
+    prompt: OutputLengths | None = None
 
     def __post_init__(self) -> None:
         if self.prompt_tokens <= HEAD_TOKENS:
             raise ValueError(f"scenario {self.name}: prompt_tokens {self.prompt_tokens} must exceed {HEAD_TOKENS}")
+
+    def draw_prompt(self, rng: random.Random) -> int:
+        """One prompt length, tokens."""
+        return self.prompt_tokens if self.prompt is None else max(HEAD_TOKENS + 1, self.prompt.draw(rng))
 
 
 SHORT = Scenario("A", 327, OutputLengths(mean=120.0, tokens_min=8, tokens_max=512))
@@ -137,40 +135,6 @@ A9_MIX = Mix(((SHORT, 0.65), (LONG, 0.30), (VERY_LONG, 0.05)))
 
 
 @dataclass(frozen=True, slots=True)
-class Arrivals:
-    """An open loop: requests are due at these instants whatever the server does.
-
-    Attributes:
-        kind: ``poisson`` (independent clients) or ``constant`` (equal gaps).
-        rate_per_s: mean requests per second.
-        duration_s: the last request is due before this instant.
-    """
-
-    rate_per_s: float
-    duration_s: float
-    kind: Literal["poisson", "constant"] = "poisson"
-
-    def __post_init__(self) -> None:
-        if not (math.isfinite(self.rate_per_s) and self.rate_per_s > 0.0):
-            raise ValueError(f"rate_per_s {self.rate_per_s} must be above 0")
-        if not (math.isfinite(self.duration_s) and self.duration_s > 0.0):
-            raise ValueError(f"duration_s {self.duration_s} must be above 0")
-
-    def instants(self, rng: random.Random) -> Iterator[float]:
-        """Seconds from the start, ascending."""
-        if self.kind == "constant":
-            for index in range(math.ceil(self.rate_per_s * self.duration_s)):
-                at = index / self.rate_per_s
-                if at < self.duration_s:
-                    yield at
-            return
-        at = rng.expovariate(self.rate_per_s)
-        while at < self.duration_s:
-            yield at
-            at += rng.expovariate(self.rate_per_s)
-
-
-@dataclass(frozen=True, slots=True)
 class Sessions:
     """Prompts of one session and scenario begin alike, as turns of a conversation or calls with one system prompt do.
 
@@ -190,15 +154,54 @@ class Sessions:
 
 
 @dataclass(frozen=True, slots=True)
+class Conversations:
+    """Sessions of several turns. A turn's prompt repeats everything said before and adds a question, so its beginning
+    is in the cache of the replica that had the turn before. A turn is due ``think_s`` after the answer before it has
+    ended: sessions arrive as an open loop, the turns of one wait for each other, as people do.
+
+    What the model answered is not fed back: its place is taken by text of the same length, so that a run does not
+    depend on answers. (A replica then finds in its cache the prompts said before, but not its own answers.)
+
+    Attributes:
+        turns_mean: turns per session, geometric, at least 1.
+        question_tokens: what a turn adds to the prompt, beside the last answer.
+        think_s: mean of the exponential pause between an answer and the next question, seconds.
+        system_tokens: leading tokens that all sessions of a scenario share (a system prompt).
+        prompt_tokens_max: a session ends before a prompt would be longer than this.
+    """
+
+    turns_mean: float = 4.0
+    question_tokens: int = 64
+    think_s: float = 5.0
+    system_tokens: int = 0
+    prompt_tokens_max: int = 16_384
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.turns_mean) and self.turns_mean >= 1.0):
+            raise ValueError(f"turns_mean {self.turns_mean} must be at least 1")
+        if self.question_tokens <= HEAD_TOKENS:
+            raise ValueError(f"question_tokens {self.question_tokens} must exceed {HEAD_TOKENS}")
+        if not (math.isfinite(self.think_s) and self.think_s >= 0.0):
+            raise ValueError(f"think_s {self.think_s} must be 0 or more")
+        if self.system_tokens < 0:
+            raise ValueError(f"system_tokens {self.system_tokens} must be 0 or more")
+
+
+@dataclass(frozen=True, slots=True)
 class PlannedRequest:
     """One request before it is sent.
 
     Attributes:
-        scheduled_s: when it is due, seconds from the start of the run; latency counts from here.
-        head: 60 bits that make the prompt unique.
+        scheduled_s: when it is due, seconds from the start of the run; latency counts from here. Of a request that
+            follows another (``after``) this is the earliest instant, as if answers took no time.
+        head: 60 bits that make the prompt's own part unique.
         session: number of its session, None without sessions.
         session_head: 60 bits that the session's prompts of this scenario begin with.
         shared_tokens: leading tokens in common with the session's other prompts of this scenario.
+        parts: (head, tokens) of leading parts in common with other prompts, in place of ``session_head``.
+        content: the user's own prompt as JSON text (a string, or a list of messages); "" is a synthetic prompt.
+        after: index of the request whose answer must have ended first, -1 without one.
+        think_s: pause after that, seconds.
     """
 
     index: int
@@ -210,11 +213,22 @@ class PlannedRequest:
     session: int | None = None
     session_head: int = 0
     shared_tokens: int = 0
+    parts: tuple[tuple[int, int], ...] = ()
+    content: str = ""
+    after: int = -1
+    think_s: float = 0.0
+
+
+def prefix_parts(request: PlannedRequest) -> tuple[tuple[int, int], ...]:
+    """(head, tokens) of a prompt's leading parts that other prompts may begin with too: equal heads, equal text."""
+    if request.parts:
+        return request.parts
+    return ((request.session_head, request.shared_tokens),) if request.shared_tokens else ()
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Every request of a run, in the order in which they are due."""
+    """Every request of a run, in the order in which they are due; a request's ``index`` is its place."""
 
     requests: tuple[PlannedRequest, ...]
     duration_s: float
@@ -225,126 +239,126 @@ class Plan:
         return len(self.requests)
 
 
-def make_plan(mix: Mix, arrivals: Arrivals, seed: int, sessions: Sessions | None = None) -> Plan:
+def make_plan(
+    mix: Mix,
+    arrivals: Arrivals,
+    seed: int,
+    sessions: Sessions | None = None,
+    conversations: Conversations | None = None,
+) -> Plan:
     """All requests of a run. Instants, scenarios, lengths and heads have random streams of their own, so that a change
-    of the mix leaves the instants alone (and so on): runs stay comparable request by request."""
-    when = random.Random(f"{seed}/arrivals")
-    which = random.Random(f"{seed}/scenarios")
-    length = random.Random(f"{seed}/outputs")
-    head = random.Random(f"{seed}/heads")
-    member = random.Random(f"{seed}/sessions")
+    of the mix leaves the instants alone (and so on): runs stay comparable request by request.
+
+    Args:
+        sessions: common beginnings by session.
+        conversations: sessions of several turns instead; ``arrivals`` then still gives the rate of requests, and its
+            instants, thinned by the mean number of turns, are when sessions begin.
+
+    Raises:
+        ValueError: both kinds of sessions.
+    """
+    if sessions is not None and conversations is not None:
+        raise ValueError("sessions and conversations exclude each other")
+    streams = _Streams(seed)
+    if conversations is not None:
+        requests = _conversations(mix, arrivals, seed, conversations, streams)
+    else:
+        requests = _single(mix, arrivals, seed, sessions, streams)
+    return Plan(requests, arrivals.duration_s, seed, tuple(s.name for s in mix.scenarios))
+
+
+class _Streams:
+    """Random streams, one per question."""
+
+    __slots__ = ("head", "length", "member", "prompt", "think", "turns", "when", "which")
+
+    def __init__(self, seed: int) -> None:
+        self.when = random.Random(f"{seed}/arrivals")
+        self.which = random.Random(f"{seed}/scenarios")
+        self.length = random.Random(f"{seed}/outputs")
+        self.prompt = random.Random(f"{seed}/prompts")
+        self.head = random.Random(f"{seed}/heads")
+        self.member = random.Random(f"{seed}/sessions")
+        self.turns = random.Random(f"{seed}/turns")
+        self.think = random.Random(f"{seed}/think")
+
+
+def _single(
+    mix: Mix, arrivals: Arrivals, seed: int, sessions: Sessions | None, streams: _Streams
+) -> tuple[PlannedRequest, ...]:
     scenarios, shares = mix.scenarios, mix.shares()
     heads: dict[tuple[int, str], int] = {}
 
     def planned(index: int, at: float) -> PlannedRequest:
-        scenario = which.choices(scenarios, shares)[0]
+        scenario = streams.which.choices(scenarios, shares)[0]
+        prompt_tokens = scenario.draw_prompt(streams.prompt)
         session: int | None = None
         session_head = shared_tokens = 0
         if sessions is not None:
-            session = member.randrange(sessions.count)
+            session = streams.member.randrange(sessions.count)
             key = (session, scenario.name)
             if key not in heads:
-                heads[key] = random.Random(f"{seed}/session/{session}/{scenario.name}").randrange(_HEADS)
+                heads[key] = random.Random(f"{seed}/session/{session}/{scenario.name}").randrange(HEADS)
             session_head = heads[key]
-            shared_tokens = min(int(scenario.prompt_tokens * sessions.shared), scenario.prompt_tokens)
+            shared_tokens = min(int(prompt_tokens * sessions.shared), prompt_tokens)
         return PlannedRequest(
             index=index,
             scenario=scenario.name,
             scheduled_s=at,
-            prompt_tokens=scenario.prompt_tokens,
-            output_tokens=scenario.output.draw(length),
-            head=head.randrange(_HEADS),
+            prompt_tokens=prompt_tokens,
+            output_tokens=scenario.output.draw(streams.length),
+            head=streams.head.randrange(HEADS),
             session=session,
             session_head=session_head,
             shared_tokens=shared_tokens,
         )
 
-    requests = tuple(planned(index, at) for index, at in enumerate(arrivals.instants(when)))
-    return Plan(requests, arrivals.duration_s, seed, tuple(s.name for s in scenarios))
+    return tuple(planned(index, at) for index, at in enumerate(arrivals.instants(streams.when)))
 
 
-def _word(number: int) -> str:
-    return _LETTERS[number // 676 % 26] + _LETTERS[number // 26 % 26] + _LETTERS[number % 26] + " "
-
-
-def _head_text(head: int) -> str:
-    """Five words of three letters, four bits a letter."""
-    letters = f"{head:015x}".translate(_HEX_LETTERS)
-    return f"{letters[:3]} {letters[3:6]} {letters[6:9]} {letters[9:12]} {letters[12:]} "
-
-
-def _filler(words: Iterable[int]) -> str:
-    return "".join(_word(number) for number in words)
-
-
-# A fixed generator: the filler is the same text in every process and for every seed.
-_FILLER = _filler(number * 7_919 % 26**3 for number in range(_FILLER_WORDS))
-
-
-def _segment(head: int, tokens: int) -> str:
-    """A head and filler, exactly ``tokens`` words long; a segment shorter than a head keeps the head's first words."""
-    text = _head_text(head)
-    missing = tokens * BYTES_PER_TOKEN - len(text)
-    if missing <= 0:
-        return text[: tokens * BYTES_PER_TOKEN]
-    repeats, rest = divmod(missing, len(_FILLER))
-    return text + _FILLER * repeats + _FILLER[:rest]
-
-
-def prompt_text(request: PlannedRequest, overhead_tokens: int = 0) -> str:
-    """The prompt: ``prompt_tokens - overhead_tokens`` words of four bytes, the last one without a trailing space
-    (which a chat template might strip).
-
-    Args:
-        overhead_tokens: what the server's chat template adds by itself.
-    """
-    tokens = max(1, request.prompt_tokens - overhead_tokens)
-    shared = min(request.shared_tokens, tokens)
-    text = _segment(request.session_head, shared) if shared else ""
-    if tokens > shared:
-        text += _segment(request.head, tokens - shared)
-    return text[:-1] + "."
-
-
-class BodyRenderer:
-    """Turns planned requests into JSON bodies for one endpoint.
-
-    Args:
-        model: name the server knows.
-        stream: ask for server-sent events, with usage in the last one.
-        path: ``/v1/chat/completions`` or ``/v1/completions``.
-        overhead_tokens: tokens that the server's chat template adds to the text.
-        exact_output: ask for exactly ``output_tokens`` (``ignore_eos``, vLLM's extension that others may refuse).
-    """
-
-    def __init__(
-        self,
-        model: str,
-        *,
-        stream: bool = True,
-        path: str = "/v1/chat/completions",
-        overhead_tokens: int = 0,
-        exact_output: bool = True,
-    ) -> None:
-        if path not in _PROMPT_FIELDS:
-            raise ValueError(f"path {path!r} must be one of {', '.join(_PROMPT_FIELDS)}")
-        self.path = path
-        self.stream = stream
-        self.overhead_tokens = overhead_tokens
-        opening, closing = _PROMPT_FIELDS[path]
-        options = ',"ignore_eos":true' if exact_output else ""
-        if stream:
-            options += ',"stream":true,"stream_options":{"include_usage":true}'
-        self._before = f'{{"model":{json.dumps(model)},{opening}'
-        self._after = f'{closing}{options},"max_tokens":'
-
-    def body(self, request: PlannedRequest) -> bytes:
-        """The JSON body; the prompt is plain letters and spaces and needs no escaping."""
-        text = prompt_text(request, self.overhead_tokens)
-        return f"{self._before}{text}{self._after}{request.output_tokens}}}".encode("ascii")
-
-
-_PROMPT_FIELDS: dict[str, Sequence[str]] = {
-    "/v1/chat/completions": ('"messages":[{"role":"user","content":"', '"}]'),
-    "/v1/completions": ('"prompt":"', '"'),
-}
+def _conversations(
+    mix: Mix, arrivals: Arrivals, seed: int, how: Conversations, streams: _Streams
+) -> tuple[PlannedRequest, ...]:
+    """Turns of all sessions, in the order of their earliest instants."""
+    scenarios, shares = mix.scenarios, mix.shares()
+    system = {s.name: random.Random(f"{seed}/system/{s.name}").randrange(HEADS) for s in scenarios}
+    turns: list[tuple[PlannedRequest, int]] = []  # with the place of the turn before, -1 for a first one
+    stay = 1.0 - 1.0 / how.turns_mean
+    for session, begins in enumerate(arrivals.instants(streams.when)):
+        # Every instant is drawn, so that the number of turns leaves the other sessions' instants alone.
+        if streams.turns.random() * how.turns_mean >= 1.0:
+            continue
+        scenario = streams.which.choices(scenarios, shares)[0]
+        first = scenario.draw_prompt(streams.prompt)
+        shared = min(how.system_tokens, first - HEAD_TOKENS - 1)
+        parts: tuple[tuple[int, int], ...] = ((system[scenario.name], shared),) if shared > 0 else ()
+        own, at, before = first - max(shared, 0), begins, -1
+        while True:
+            head = streams.head.randrange(HEADS)
+            output = scenario.output.draw(streams.length)
+            total = sum(tokens for _, tokens in parts) + own
+            think_s = streams.think.expovariate(1.0 / how.think_s) if how.think_s and before >= 0 else 0.0
+            at += think_s
+            planned = PlannedRequest(
+                index=len(turns),
+                scenario=scenario.name,
+                scheduled_s=at,
+                prompt_tokens=total,
+                output_tokens=output,
+                head=head,
+                session=session,
+                parts=parts,
+                think_s=think_s,
+            )
+            turns.append((planned, before))
+            before = len(turns) - 1
+            parts = (*parts, (head, own), (streams.head.randrange(HEADS), output))
+            own = how.question_tokens
+            if total + output + own > how.prompt_tokens_max or streams.turns.random() >= stay:
+                break
+    order = sorted(range(len(turns)), key=lambda place: (turns[place][0].scheduled_s, place))
+    new_place = {old: new for new, old in enumerate(order)}
+    return tuple(
+        dataclasses.replace(turns[old][0], index=new, after=new_place[turns[old][1]] if turns[old][1] >= 0 else -1)
+        for new, old in enumerate(order)
+    )
