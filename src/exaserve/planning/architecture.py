@@ -71,7 +71,8 @@ class Architecture:
             for tensor in layer.tensors:
                 total += tensor.parameters * (expert_share if tensor.experts else 1.0) * counts[id(layer)]
         outside = [self.embed, *self.vision, *([self.lm_head] if self.lm_head else [])]
-        return round(total + sum(t.parameters for t in outside))
+        last_norm = self.facts.hidden
+        return round(total + sum(t.parameters for t in outside) + last_norm)
 
     @property
     def is_hybrid(self) -> bool:

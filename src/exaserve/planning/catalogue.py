@@ -16,7 +16,7 @@ from exaserve.planning.formats import FORMATS, WeightFormat, format_from_config,
 
 __all__ = ["find_shape", "model_from_config", "model_from_name"]
 
-_RENAMED: tuple[tuple[str, str], ...] = (
+_DERIVED: tuple[tuple[str, str], ...] = (
     (r"deepseek-?r1-distill-llama-8b|r1-distill-llama-8b", "Llama-3.1-8B"),
     (r"deepseek-?r1-distill-llama-70b|r1-distill-llama-70b", "Llama-3.3-70B"),
     (r"r1-0528-qwen3-8b", "Qwen3-8B"),
@@ -26,6 +26,10 @@ _RENAMED: tuple[tuple[str, str], ...] = (
     (r"qwen3\.6-(27b|35b-a3b)|qwen3\.8-(27b)", "Qwen3.5-{0}"),
     (r"qwen3-235b-a22b|intern-s1", "Qwen3-235B-A22B"),
     (r"(qwen2\.5)-(?:coder|math)-([\d.]+b)", "{0}-{1}"),
+)
+"""Fine-tuned or distilled from another model, whose shape they have though they begin with a third one's name."""
+
+_RENAMED: tuple[tuple[str, str], ...] = (
     (r"deepseek-(?:v3\.1|v3-0324|v3)|deepseek-r1", "DeepSeek-V3"),
     (r"kimi-k2-thinking", "Kimi-K2-Thinking"),
     (r"kimi-k2", "Kimi-K2"),
@@ -47,7 +51,7 @@ _RENAMED: tuple[tuple[str, str], ...] = (
     (r"command-r-?v01", "Command-R"),
     (r"glm-4(?:\.0)?-9b|glm-z1-9b", "GLM-4-9B"),
     (r"glm-4\.[67](?!-flash)", "GLM-4.6"),
-    (r"internlm2(?:\.5|_5)?-(?:chat-)?(7|20)b", "InternLM2-{0}B"),
+    (r"internlm2(?:[.-]5)?-(?:chat-)?(7|20)b", "InternLM2-{0}B"),
     (r"yi-(?:1\.5-)?(6|9|34)b", "Yi-{0}B"),
     (r"granite-3\.\d-8b", "Granite-3.3-8B"),
     (r"codellama-34b", "CodeLlama-34B"),
@@ -64,6 +68,15 @@ def _key(name: str) -> str:
     return "".join(c for c in name.lower() if c.isalnum() or c == ".")
 
 
+def _renamed(short: str, patterns: tuple[tuple[str, str], ...]) -> str:
+    """Key of the row that the first matching pattern names, "" if none matches."""
+    for pattern, row in patterns:
+        found = re.search(pattern, short)
+        if found:
+            return _key(row.format(*(g.title() if g.isalpha() else g for g in found.groups() if g)))
+    return ""
+
+
 def find_shape(name: str) -> ModelShape:
     """The table's row for a name as people write it (``neuralmagic/Meta-Llama-3.1-70B-Instruct-quantized.w8a8``).
 
@@ -77,13 +90,12 @@ def find_shape(name: str) -> ModelShape:
     # The longest row that the name begins with; a row must end where a part of the name ends.
     ends = {len(_key(short[:i])) for i in range(1, len(short) + 1) if i == len(short) or not short[i].isalnum()}
     best = max((k for k in by_key if _key(short).startswith(k) and len(k) in ends), key=len, default="")
-    for pattern, row in _RENAMED:
-        found = re.search(pattern, short)
-        if found:
-            named = row.format(*(g.title() if g.isalpha() else g for g in found.groups() if g))
-            target = by_key.get(_key(named))
-            if target and len(_key(target)) >= len(best):
-                return MODELS[target]
+    derived = _renamed(short, _DERIVED)
+    if derived in by_key:
+        return MODELS[by_key[derived]]
+    renamed = _renamed(short, _RENAMED)
+    if renamed in by_key and len(renamed) > len(best):
+        return MODELS[by_key[renamed]]
     if best:
         return MODELS[by_key[best]]
     near = difflib.get_close_matches(short, [m.lower() for m in MODELS], n=1, cutoff=0.5)
@@ -130,9 +142,12 @@ def model_from_config(config: Mapping[str, Any], name: str = "", fmt: str = "aut
     Raises:
         ConfigError: the configuration lacks what a sum needs, or states an unknown format.
     """
-    facts = read_facts(config, name)
-    if fmt not in ("", "auto"):
-        return build(facts, named_format(fmt))
-    if facts.quantization:
-        return build(facts, format_from_config(facts.quantization))
-    return build(facts, FORMATS["bf16"])
+    try:
+        facts = read_facts(config, name)
+        if fmt not in ("", "auto"):
+            return build(facts, named_format(fmt))
+        return build(facts, format_from_config(facts.quantization) if facts.quantization else FORMATS["bf16"])
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        raise ConfigError(
+            f"The configuration has a value of a kind that no model has there ({error}).", param="config.json"
+        ) from error

@@ -65,6 +65,11 @@ class EngineVersion:
         return 2 if self.minor >= 17 else 1
 
     @property
+    def pads_latents(self) -> bool:
+        """V0 from 0.7.3 on rounds a token's latent vector up to 256 bytes (576 values to 640)."""
+        return self.generation == 0 and (self.minor, self.patch) >= (7, 3)
+
+    @property
     def logit_copies(self) -> float:
         """Size of the sampler's working set at start-up, in copies of the 32-bit logits of a full batch.
 

@@ -41,7 +41,7 @@ def explain(plan: Plan) -> list[Term]:
     best = plan.best
     if best is None:
         return []
-    return [*_memory(plan, best), *_cache(plan, best), *_speed(plan, best), *_load(plan, best), *_money(best)]
+    return [*_memory(plan, best), *_cache(plan, best), *_speed(plan, best), *_load(plan, best), *_money(plan)]
 
 
 def _memory(plan: Plan, best: Option) -> list[Term]:
@@ -179,12 +179,12 @@ def _load(plan: Plan, best: Option) -> list[Term]:
     return rows
 
 
-def _money(best: Option) -> list[Term]:
-    cost = best.cost
+def _money(plan: Plan) -> list[Term]:
+    cost = plan.cost
     if cost is None:
         return []
     source: Source = "given" if cost.source == "given" else "estimated"
-    card = f"{best.cards} cards x price per card hour"
+    card = f"{plan.replicas * plan.best.placement.cards if plan.best else 0} cards x price per card hour"
     return [
         Term("cost", "per hour", f"{cost.hour:,.2f} {cost.currency}", card, source),
         Term("cost", "per 1,000 requests", f"{cost.per_1000_requests:.3f} {cost.currency}", "at the demand", source),

@@ -75,7 +75,8 @@ def _first(config: Mapping[str, Any], fact: str, default: int | None = None) -> 
     for key in _NAMES[fact]:
         value = config.get(key)
         if isinstance(value, list):  # some variants give one value per layer
-            value = max(value) if value else None
+            numbers = [v for v in value if isinstance(v, int | float)]
+            value = max(numbers) if numbers else None
         if isinstance(value, int | float) and not isinstance(value, bool):
             return int(value)
     if default is None:
@@ -152,6 +153,8 @@ def _check(facts: Facts) -> None:
         least = 0 if name == "experts" else 1
         if not least <= value <= most:
             raise ConfigError(f"{name} is {value}; it must be between {least} and {most}.", param=_NAMES[name][0])
+    if min(facts.head_dim, facts.mlp, facts.moe_mlp) < 1 or facts.context < 1:
+        raise ConfigError("Widths and the context must be at least 1.", param="intermediate_size")
     if facts.kv_heads < 1 or facts.kv_heads > facts.heads:
         raise ConfigError(
             f"{facts.kv_heads} key/value heads do not go with {facts.heads} attention heads.",

@@ -18,17 +18,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from exaserve.planning.architecture import Architecture
 from exaserve.planning.engine import BatchLimits, EngineVersion
-from exaserve.planning.tensors import Cache
+from exaserve.planning.tensors import Cache, pad
 from exaserve.planning.weights import Placement, stage_layers
 
 __all__ = ["CacheGroup", "KvLayout", "KvResult", "kv_layout"]
 
 BLOCKS_MAX = 1 << 40
 STATE_ALIGNMENT = 16
+LATENT_PADDING = 128
 GROUP_STRETCH = 1.5
 
 
@@ -166,6 +167,8 @@ def kv_layout(
         stage_of += [placement.pp - 1] * (len(caches) - len(stage_of))
     if not version.hybrid_caches:
         caches = [_as_full(c) for c in caches]
+    if version.pads_latents and value_bytes == 2:
+        caches = [replace(c, width=pad(c.width, LATENT_PADDING)) if c.kind == "mla" else c for c in caches]
     block = _block_for(caches, placement.tp, value_bytes, block)
     groups = _groups(caches, placement.tp, value_bytes, block)
     return KvLayout(

@@ -161,7 +161,12 @@ class MemoryPlan:
     @property
     def weights_gib(self) -> float:
         """Of the first stage's ranks, as a log prints it."""
-        return self.stages[0].weights / GIB
+        return self.stages[0].weights / GIB if self.stages else 0.0
+
+    @property
+    def fullest_gib(self) -> float:
+        """Weights of the stage that holds most."""
+        return max((s.weights for s in self.stages), default=0.0) / GIB
 
     @property
     def tokens(self) -> int:

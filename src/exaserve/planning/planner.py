@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 from exaserve.perfmodel import HARDWARE, Hardware
 from exaserve.planning.architecture import Architecture
+from exaserve.planning.cost import Cost, cost_of
 from exaserve.planning.demand import Demand, block_for_length
 from exaserve.planning.fleet import PlanRequest
 from exaserve.planning.layout import STAGES_WELL, Option, bubble, candidates, evaluate
@@ -43,7 +44,7 @@ class Headroom:
     """What happens when machines are lost, and how many more keep the targets.
 
     Attributes:
-        name: "node" or "rack". nodes_lost: how many go at once.
+        name: "node", "replica" (where one takes several nodes) or "rack". nodes_lost: how many go at once.
         holds: whether the planned nodes still hold the targets then.
         nodes_needed: nodes that do. utilisation: of the rest, without more.
     """
@@ -66,6 +67,7 @@ class Plan:
         now: load and latencies of these replicas, None where they do not carry the demand.
         capacity: requests/s of each class alone that they would carry.
         pools: by input length; empty where one pool is better or there is one class.
+        cost: of these replicas' cards (a given fleet is paid for whether it is needed or not).
         bubble: idle share of pipeline stages for one prompt; 0 without stages.
     """
 
@@ -85,6 +87,7 @@ class Plan:
     verdicts: tuple[Verdict, ...]
     claims: tuple[str, ...]
     notes: tuple[str, ...]
+    cost: Cost | None
     bubble: float
 
 
@@ -139,6 +142,9 @@ def make_plan(r: PlanRequest) -> Plan:
         verdicts=tuple(verdicts(r, best)),
         claims=tuple(claim_check(r, best)),
         notes=tuple(notes),
+        cost=cost_of(replicas * best.placement.cards, r.fleet.hardware, demand, r.prices)
+        if best and replicas
+        else None,
         bubble=_bubble(r, best),
     )
 
@@ -169,7 +175,10 @@ def _headroom(r: PlanRequest, best: Option | None, demand: Demand, nodes: int) -
     if best is None or best.profile is None or not nodes or best.rate_max_s <= 0:
         return []
     found = []
-    for name, lost in (("node", best.count.nodes_per_replica), ("rack", r.fleet.nodes_per_rack)):
+    for name, lost in (
+        (("node" if best.count.per_node else "replica"), best.count.nodes_per_replica),
+        ("rack", r.fleet.nodes_per_rack),
+    ):
         if name == "rack" and nodes <= r.fleet.nodes_per_rack:
             continue
         rest = _replicas_on(best, nodes - lost) if nodes > lost else 0
@@ -222,8 +231,11 @@ def _notes(r: PlanRequest, best: Option | None, nodes: int) -> list[str]:
         notes.append(f"{fleet.cards_per_node % p.cards} card(s) of every node stay unused")
     if p.cards > fleet.cards_per_node and p.tp < fleet.group:
         notes.append("a wider tensor parallel size inside the node would need fewer hops between nodes")
-    if nodes and r.fleet.nodes is not None and best.nodes > r.fleet.nodes:
-        notes.append(f"the demand needs {best.nodes} nodes, {r.fleet.nodes} are there")
+    if nodes and r.fleet.nodes is not None and r.demand_given and best.needed is not None and best.works:
+        if best.nodes > r.fleet.nodes:
+            notes.append(f"the demand needs {best.nodes} nodes, {r.fleet.nodes} are there")
+        elif best.nodes < r.fleet.nodes:
+            notes.append(f"{best.nodes} nodes would hold the demand, {r.fleet.nodes} are there and paid for")
     if r.arch.fmt.precision == "fp8" and not r.fleet.hardware.fp8_tflops:
         notes.append(f"{r.fleet.hardware.name} has no fp8 units: weights are widened, memory is saved but no time")
     if not r.demand_given:

@@ -42,7 +42,7 @@ REPLICAS_MAX = 100_000
 _ROUNDS = 40
 
 Limit = str
-"""What a replica runs out of first: compute, batch, cache, or per-token time."""
+"""What a replica runs out of first: compute, batch, cache, or the time allowed per token."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +134,7 @@ def _full(p: EngineProfile, state: Steady | None, tpot_s: float) -> Limit:
     if state is None:
         return "compute"
     if state.step_s > tpot_s:
-        return "per-token time"
+        return "token time"
     if state.batch > p.max_num_seqs:
         return "batch"
     if state.kv_tokens > p.kv_tokens_max * KV_WATERMARK:
@@ -254,7 +254,7 @@ def _why_never(found: Waiting | None, d: Demand) -> Limit:
         return "compute"
     slow: list[RequestClass] = [c for c, latency in zip(d.classes, found.per_class, strict=True) if not latency.holds]
     if not slow:
-        return "per-token time"
+        return "token time"
     worst = next(x for x in found.per_class if x.name == slow[0].name)
     return (
         f"first token of {worst.name}: {worst.ttft_p99_s:.2f} s even on idle replicas, {worst.target_s:.2f} s allowed"

@@ -38,7 +38,7 @@ def memory_dict(memory: MemoryPlan) -> dict[str, Any]:
         "fits": memory.fits,
         "refusals": list(memory.refusals),
         "warnings": list(memory.warnings),
-        "weights_gib": memory.weights_gib if memory.stages else 0.0,
+        "weights_gib": memory.weights_gib,
         "kv_tokens": memory.tokens,
         "concurrency": memory.result.concurrency,
         "longest_model_len": memory.result.max_model_len,
@@ -97,7 +97,7 @@ def _option_dict(option: Option) -> dict[str, Any]:
         "why_not_more_per_node": option.count.why_not_more,
         "nodes": option.nodes,
         "cards": option.cards,
-        "weights_gib": option.memory.weights_gib if option.memory.stages else None,
+        "weights_gib": option.memory.weights_gib,
         "kv_tokens": option.memory.tokens,
         "cost": asdict(option.cost) if option.cost else None,
     }
@@ -149,6 +149,7 @@ def plan_dict(plan: Plan) -> dict[str, Any]:
             }
             for p in plan.pools
         ],
+        "cost": asdict(plan.cost) if plan.cost else None,
         "pipeline_bubble": plan.bubble,
         "network": [{**asdict(f), "verdict": f.verdict} for f in plan.flows],
         "fabric": {**asdict(plan.fabric), "fits": plan.fabric.fits},

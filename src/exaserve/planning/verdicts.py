@@ -104,7 +104,11 @@ def claim_check(r: PlanRequest, best: Option | None) -> list[str]:
             f"{low:.0f} to {high:.0f} GB a copy"
         ),
         f"{wanted} copies: {wanted * low:.0f} to {wanted * high:.0f} GB; the node has {node_gb:.0f} GB: "
-        + ("fits" if wanted * low <= node_gb else f"does not fit, {max(0, int(node_gb // low))} would"),
+        + (
+            "fits"
+            if wanted * high <= node_gb
+            else f"does not fit, {int(node_gb // high)} to {int(node_gb // low)} would"
+        ),
     ]
     if best is not None and best.count.per_node:
         cards = wanted * best.placement.cards
