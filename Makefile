@@ -6,7 +6,7 @@ SHELL := /bin/bash
 VENV := .venv
 BIN := $(VENV)/bin
 PYTEST_WORKERS ?= 2
-PURE := $(wildcard $(addprefix src/exaserve/,domain scheduling health perfmodel planning preflight workload))
+PURE := $(wildcard $(addprefix src/exaserve/,domain scheduling health perfmodel planning preflight report workload))
 
 .PHONY: help setup demo test check format bench-gateway clean
 

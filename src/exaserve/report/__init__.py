@@ -1,0 +1,24 @@
+"""Reports as self-contained HTML with inline plots, for load runs and simulations alike. Pure."""
+
+from exaserve.report.page import Cell, Figure, page, table
+from exaserve.report.runs import GateView, HeatView, RunView, ScenarioView, StepView, runs_report
+from exaserve.report.svg import Series, bars, heat, lines, percentiles, seconds
+
+__all__ = [
+    "Cell",
+    "Figure",
+    "GateView",
+    "HeatView",
+    "RunView",
+    "ScenarioView",
+    "Series",
+    "StepView",
+    "bars",
+    "heat",
+    "lines",
+    "page",
+    "percentiles",
+    "runs_report",
+    "seconds",
+    "table",
+]
