@@ -162,7 +162,7 @@ def preflight(
     if save_to is not None:
         for each in collected:
             save(each, save_to)
-    report = _judge(collected, context, codes, only={c.id for c in chosen} if check else None)
+    report = _judge(collected, context, codes, only=_names(check))
     _write(report, as_json=as_json, html=html, details=details)
     raise typer.Exit(report.exit_code)
 
@@ -201,12 +201,16 @@ def _context(
     )
 
 
+def _names(options: Sequence[str] | None) -> set[str] | None:
+    return {part for option in options for part in option.split(",") if part} if options else None
+
+
 def _chosen(names: Sequence[str] | None, active: bool) -> list[Check]:
     if not names:
         return [check for check in CHECKS if active or not check.active]
     known = {check.id: check for check in CHECKS}
-    wanted = [part for name in names for part in name.split(",") if part]
-    for name in wanted:
+    wanted = _names(names) or set()
+    for name in sorted(wanted):
         if name not in known:
             raise ConfigError(f"--check: {name} is not known; one of {', '.join(known)}")
     # Other checks' facts make a verdict sharper (is this a guest? which cards?), so these run along, unseen.

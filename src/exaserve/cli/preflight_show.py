@@ -38,13 +38,15 @@ def _table(results: list[Result]) -> Table:
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, expand=True, padding=(0, 1))
     table.add_column("verdict", no_wrap=True, width=7)
     table.add_column("check", ratio=3)
-    table.add_column("found", ratio=7)
+    table.add_column("found", ratio=7, overflow="fold")
     for area in AREAS:
         for result in sorted((r for r in results if r.area == area), key=lambda r: -r.verdict):
             style = _STYLES[result.verdict]
             if result.verdict is Verdict.NOT_RUN:
                 continue
             found = Text(result.summary)
+            for line in result.lines:
+                found.append(f"\n{line}", style="dim")
             for finding in result.findings:
                 found.append(f"\n{finding.code} ", style=_STYLES[finding.verdict])
                 found.append(finding.text)

@@ -6,9 +6,9 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from exaserve.preflight.infiniband import Port, port_findings
+from exaserve.preflight.infiniband import Port, port_findings, state_name
 from exaserve.preflight.model import Context, Finding, Judgement, failed, not_understood, unknown, warning
-from exaserve.preflight.text import clean_lines, number, plain_names, strip_launcher, whole
+from exaserve.preflight.text import clean_lines, count_of, number, plain_names, strip_launcher, whole
 
 __all__ = ["PortCounters", "judge_counters", "looks_like_counters", "parse_counters"]
 
@@ -109,7 +109,7 @@ def judge_counters(text: str, context: Context) -> Judgement:
         if "state" in port.words:
             state = Port(
                 port.port,
-                re.sub(r"^\d+:\s*", "", port.words["state"]).capitalize(),
+                state_name(port.words["state"]),
                 re.sub(r"^\d+:\s*", "", port.words.get("phys_state", "")),
                 number(port.words.get("rate", "").split(" ")[0]),
                 port.words.get("link_layer", ""),
@@ -124,7 +124,7 @@ def judge_counters(text: str, context: Context) -> Judgement:
     known = [ratio for port in ports if (ratio := _loss(port.counters)) is not None]
     said = f", worst loss {max(known) * 100:.2g} %" if known else ", loss ratio unknown (no packet counters)"
     facts = {port.name: {"counters": port.counters, **port.words} for port in ports}
-    return Judgement(f"{len(ports)} ports{said}", tuple(findings), {"ports": facts})
+    return Judgement(f"{count_of(len(ports), 'port')}{said}", tuple(findings), {"ports": facts})
 
 
 def _loss(counters: Mapping[str, int]) -> float | None:

@@ -6,7 +6,7 @@ import re
 from statistics import median
 
 from exaserve.preflight.model import Context, Finding, Judgement, failed, not_understood, unknown, warning
-from exaserve.preflight.text import clean_lines, number, plain_names, strip_launcher, whole
+from exaserve.preflight.text import clean_lines, count_of, number, plain_names, strip_launcher, whole
 
 __all__ = [
     "judge_adaptive_routing",
@@ -57,7 +57,9 @@ def judge_interfaces(text: str, context: Context) -> Judgement:
             warning("PF-NET-002", f"MTU 1500 on {plain_names(plain)}, but {plain_names(jumbo)} have jumbo frames")
         )
     said = ", ".join(f"{name} {mtu}" for name, mtu in list(mtus.items())[:6])
-    return Judgement(f"{len(real)} interfaces up: {said}" if real else "none up", tuple(found), {"interfaces": links})
+    return Judgement(
+        f"{count_of(len(real), 'interface')} up: {said}" if real else "none up", tuple(found), {"interfaces": links}
+    )
 
 
 def judge_mtu_ping(text: str, context: Context) -> Judgement:
@@ -206,7 +208,7 @@ def judge_roce(text: str, context: Context) -> Judgement:
         return not_understood("RoCE setting (mlnx_qos, ecn/roce_np)")
     found = [finding for each in names for finding in _roce_findings(each, trust, pfc, ecn)]
     facts = {"trust": trust, "pfc": pfc, "ecn": sorted(ecn)}
-    return Judgement(f"{len(names)} RoCE interfaces", tuple(found), facts)
+    return Judgement(count_of(len(names), "RoCE interface"), tuple(found), facts)
 
 
 def _roce_findings(

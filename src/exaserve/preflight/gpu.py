@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
+from exaserve.preflight.machines import find_machine
 from exaserve.preflight.model import Context, Finding, Judgement, failed, not_understood, unknown, warning
 from exaserve.preflight.text import clean_lines, number, plain_names, strip_launcher
 
@@ -93,7 +94,9 @@ def judge_gpu(text: str, context: Context) -> Judgement:
         "memory_mib": [_value(row, "memory.total") for row in rows],
         "cards": [dict(row) for row in rows],
     }
-    return Judgement(f"{count} x {product}, driver {', '.join(drivers) or 'unknown'}", tuple(_merged(found)), facts)
+    known = machine or find_machine(context.machines, products)
+    said = f"{count} x {product}, driver {', '.join(drivers) or 'unknown'}" + (f", type {known.name}" if known else "")
+    return Judgement(said, tuple(_merged(found)), facts)
 
 
 def _value(row: Mapping[str, str], name: str) -> float | None:

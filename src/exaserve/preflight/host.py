@@ -6,7 +6,7 @@ import re
 from collections import Counter
 
 from exaserve.preflight.model import Context, Finding, Judgement, failed, not_told, not_understood, unknown, warning
-from exaserve.preflight.text import clean_lines, cpu_list, number, plain_names, strip_launcher, whole
+from exaserve.preflight.text import clean_lines, count_of, cpu_list, number, plain_names, strip_launcher, whole
 
 __all__ = [
     "judge_clock",
@@ -67,7 +67,7 @@ def judge_cpu(text: str, context: Context) -> Judgement:
         found.append(unknown("PF-HOST-001", "no NUMA node has a processor in the output"))
     sockets = whole(fields.get("Socket(s)", ""))
     # Cards of one socket share a node only while a socket is one node; lscpu cannot say which card is where.
-    if sockets and with_cpus and len(with_cpus) < sockets:
+    if not found and sockets and len(with_cpus) < sockets:
         found.append(
             warning(
                 "PF-HOST-002", f"{sockets} sockets in {len(with_cpus)} NUMA node: memory is interleaved over sockets"
@@ -95,7 +95,8 @@ def judge_cpu(text: str, context: Context) -> Judgement:
         "memory_nodes": sorted(set(nodes) - set(with_cpus)),
         "node_cpus": {str(node): nodes[node] for node in with_cpus},
     }
-    summary = f"{count or 'unknown number of'} CPUs, {sockets or '?'} sockets, {numa}{extra}{guest}"
+    seats = count_of(sockets, "socket") if sockets else "sockets unknown"
+    summary = f"{count or 'unknown number of'} CPUs, {seats}, {numa}{extra}{guest}"
     return Judgement(summary, tuple(found), facts)
 
 

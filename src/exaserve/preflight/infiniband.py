@@ -11,7 +11,16 @@ from typing import Any
 from exaserve.preflight.model import Context, Finding, Judgement, failed, not_understood, unknown, warning
 from exaserve.preflight.text import clean_lines, number, plain_names, strip_launcher, whole
 
-__all__ = ["MODEL_GBIT_S", "Adapter", "Port", "judge_ibstat", "looks_like_ibstat", "parse_ibstat", "port_findings"]
+__all__ = [
+    "MODEL_GBIT_S",
+    "Adapter",
+    "Port",
+    "judge_ibstat",
+    "looks_like_ibstat",
+    "parse_ibstat",
+    "port_findings",
+    "state_name",
+]
 
 MODEL_GBIT_S: Mapping[str, int] = {
     "MT4099": 56, "MT4103": 56, "MT4113": 56, "MT4115": 100, "MT4117": 50, "MT4119": 100, "MT4121": 100, "MT4123": 200,
@@ -93,7 +102,7 @@ def _set(adapter: Adapter, port: Port | None, key: str, value: str) -> None:
     elif port is None:
         return
     elif key == "state":
-        port.state = re.sub(r"^\d+:\s*", "", value).capitalize()
+        port.state = state_name(value)
     elif key in {"physical state", "phys state"}:
         port.physical = re.sub(r"^\d+:\s*", "", value)
     elif key == "rate":
@@ -104,6 +113,12 @@ def _set(adapter: Adapter, port: Port | None, key: str, value: str) -> None:
         port.base_lid = whole(value)
     elif key == "sm lid":
         port.sm_lid = whole(value)
+
+
+def state_name(text: str) -> str:
+    """``4: ACTIVE`` and ``Active`` are one; ``2: INIT`` is what ibstat calls Initializing."""
+    name = re.sub(r"^\d+:\s*", "", text).strip().capitalize()
+    return "Initializing" if name == "Init" else name
 
 
 def judge_ibstat(text: str, context: Context) -> Judgement:

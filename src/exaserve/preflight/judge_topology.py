@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import combinations
 from typing import Any
 
@@ -25,7 +26,7 @@ def judge_topology(text: str, context: Context) -> Judgement:
     links = [table for table in tables if table.kind == "links"]
     if not tables:
         return not_understood("topology table")
-    summaries, findings, facts = [], [], []
+    summaries, findings, facts, lines = [], [], [], list[str]()
     for i, table in enumerate(links, 1):
         view = _View(table, context)
         prefix = f"table {i}: " if len(links) > 1 else ""
@@ -33,13 +34,14 @@ def judge_topology(text: str, context: Context) -> Judgement:
         findings += [Finding(f.code, f.verdict, prefix + f.text, f.repair) for f in found]
         facts.append(view.facts())
         summaries.append(prefix + view.summary())
+        lines += view.lines()
     peers = [table for table in tables if table.kind == "peers"]
     for table in peers:
         findings += _peer_findings(table)
     if not links:
         findings.append(unknown("PF-TOPO-001", "the output has no table of links (topo -m), only one of peer access"))
         summaries.append(f"peer access of {len(peers[0].cards)} cards")
-    return Judgement("; ".join(summaries), tuple(findings), {"tables": facts})
+    return Judgement("; ".join(summaries), tuple(findings), {"tables": facts}, tuple(lines))
 
 
 def _peer_findings(table: Topology) -> list[Finding]:
@@ -60,9 +62,9 @@ def _rows_missing(table: Topology) -> Finding:
     return unknown("PF-TOPO-001", f"no readable row for {plain_names(table.missing_rows)}{why}")
 
 
-@dataclass(slots=True)
+@dataclass
 class _View:
-    """One table of links, looked at from all sides. Everything is computed from the table, nothing is kept."""
+    """One table of links, looked at from all sides. The table never changes, so what is asked often is kept."""
 
     table: Topology
     context: Context
@@ -76,20 +78,21 @@ class _View:
     def linked(self, a: str, b: str) -> bool:
         return self.nvlinks(a, b) > 0
 
-    @property
+    @cached_property
     def unknown_pairs(self) -> list[tuple[str, str]]:
         return [(a, b) for a, b in combinations(self.table.cards, 2) if self.table.link(a, b) is None]
 
-    @property
+    @cached_property
     def switched(self) -> bool:
         """More bonded links in sum than a card has: they go to a switch, which joins all cards on it."""
         cards = self.table.cards
         return any(sum(self.nvlinks(a, b) for b in cards if b != a) > LINKS_PER_CARD_MAX for a in cards)
 
+    @cached_property
     def groups(self) -> list[tuple[str, ...]]:
         return groups_of(self.table.cards, self.linked)
 
-    @property
+    @cached_property
     def direct(self) -> bool:
         return any(self.linked(a, b) for a, b in combinations(self.table.cards, 2))
 
@@ -100,6 +103,7 @@ class _View:
         nodes = cpu_list(self.table.affinity[card].numa) if card in self.table.affinity else frozenset()
         return min(nodes, default=None)
 
+    @cached_property
     def units(self) -> list[Unit]:
         size = self.context.unit_for(len(self.table.cards))
         nodes = {card: self.numa(card) for card in self.table.cards}
@@ -137,6 +141,7 @@ class _View:
         word = next(iter(words)) if len(words) == 1 else None
         return word if word in {"PHB", "SYS"} and self.context.virtual is not False else ""
 
+    @cached_property
     def nics(self) -> dict[str, NicChoice]:
         if self.uniform_nics():
             return {}
@@ -202,7 +207,7 @@ class _View:
             usual, times = max(((n, c) for n, c in counts.items() if n), key=lambda each: each[1], default=(0, 0))
             if not usual:
                 return found
-            mates = max(self.groups(), key=len)
+            mates = max(self.groups, key=len)
             alone = [card for card in cards if all(not self.linked(card, b) for b in cards if b != card)]
             # Two thirds of all pairs alike is a mesh with a fault; a hybrid mesh (8 cards of Volta) has 28 % of each.
             mesh = times * 3 >= len(known) * 2 or (is_full(mates, self.linked) and len(mates) * 2 > len(cards) > 4)
@@ -256,10 +261,10 @@ class _View:
                     f"not fully connected: no NVLink between {plain_names(apart, 8)} ({len(apart)} pairs)",
                 )
             )
-        units = self.units()
+        units = self.units
         left = [card for card in cards if not any(card in unit.cards for unit in units)]
         if left:
-            largest = max((len(group) for group in self.groups()), default=0)
+            largest = max((len(group) for group in self.groups), default=0)
             what = "NVLink group"
             if not self.direct:
                 what, largest = "group on one socket", max((len(g) for g in groups_of(cards, self.near)), default=0)
@@ -276,7 +281,7 @@ class _View:
             if word == "SYS":
                 because += " (or all NICs are on the other socket)"
             return [unknown("PF-TOPO-007", because)]
-        chosen = self.nics()
+        chosen = self.nics
         found = []
         known = [card for card in cards if any(self.table.link(card, nic) for nic in nics)]
         far = [card for card in known if not chosen[card].nic]
@@ -325,7 +330,7 @@ class _View:
     # -------------------------------------------------------------------------------------------- said and kept
     def summary(self) -> str:
         cards, nics = self.table.cards, self.table.nics
-        groups = [group for group in self.groups() if len(group) > 1]
+        groups = [group for group in self.groups if len(group) > 1]
         parts = [f"{len(cards)} card{'s' if len(cards) != 1 else ''}"]
         if groups:
             sizes = Counter(len(group) for group in groups)
@@ -335,7 +340,7 @@ class _View:
             parts.append(
                 " + ".join(f"{n} group{'s' if n > 1 else ''} of {size}" for size, n in sizes.items()) + f" ({words})"
             )
-        units = self.units()
+        units = self.units
         size = self.context.unit_for(len(cards))
         over = "" if self.direct or size == 1 else " over PCIe"
         presumed = ", presumed" if any(unit.presumed for unit in units) else ""
@@ -344,14 +349,27 @@ class _View:
             parts.append(f"{len(nics)} NIC{'s' if len(nics) != 1 else ''}")
         return ", ".join(parts)
 
+    def lines(self) -> list[str]:
+        """Units with their processors, and the NIC of each card."""
+        found = []
+        for i, unit in enumerate(map(self._unit_facts, self.units), 1):
+            parts = [" ".join(unit["cards"])]
+            parts += [unit["link"]] if len(unit["cards"]) > 1 else []
+            parts += [f"NUMA {', '.join(map(str, unit['numa']))}"] if unit["numa"] else []
+            parts += [f"CPUs {' '.join(unit['cpus'])}"] if unit["cpus"] else []
+            found.append(f"unit {i}: {'; '.join(parts)}")
+        names = self.table.nic_names
+        pairs = [f"{card} {names.get(c.nic, c.nic)} ({c.level})" for card, c in self.nics.items() if c.nic]
+        return [*found, f"NIC: {', '.join(pairs)}"] if pairs else found
+
     def facts(self) -> dict[str, Any]:
-        table, units = self.table, self.units()
+        table, units = self.table, self.units
         counts = Counter(self.worst_word(a, b) for a, b in combinations(table.cards, 2))
         return {
             "cards": table.cards,
             "nics": table.nics,
             "links": dict(counts),
-            "groups": [list(group) for group in self.groups()],
+            "groups": [list(group) for group in self.groups],
             "fully_connected": self.fully_connected(),
             "switched": self.switched,
             "units": [self._unit_facts(unit) for unit in units],
@@ -397,7 +415,7 @@ class _View:
                 "shared": choice.shared,
                 **({} if choice.nic else {"because": self._no_nic_reason(card)}),
             }
-            for card, choice in self.nics().items()
+            for card, choice in self.nics.items()
         }
 
     def _no_nic_reason(self, card: str) -> str:

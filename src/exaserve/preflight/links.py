@@ -13,7 +13,7 @@ from itertools import combinations
 
 __all__ = ["NicChoice", "Unit", "choose_nics", "groups_of", "is_full", "pack_units"]
 
-STEPS_MAX = 20_000
+STEPS_MAX = 10_000
 """Bound of the search for units in a group that is not full; a 16-card hybrid mesh needs about a thousand."""
 
 
@@ -94,6 +94,7 @@ def pack_units(
         first, rest = left[0], left[1:]
         near = [card for card in rest if linked(first, card)]
         for others in combinations(near, size - 1):
+            steps += 1
             if steps > STEPS_MAX:
                 return
             if is_full(others, linked):

@@ -83,11 +83,13 @@ class Judgement:
         summary: one line for the table, also when all is well.
         findings: what is wrong; none means ok.
         facts: what was read, as JSON values; later judges of the same host and the fleet comparison use them.
+        lines: what a reader wants to see besides, such as the units and their NICs.
     """
 
     summary: str
     findings: tuple[Finding, ...] = ()
     facts: Mapping[str, Any] = field(default_factory=dict)
+    lines: tuple[str, ...] = ()
 
     @property
     def verdict(self) -> Verdict:
@@ -200,6 +202,7 @@ class Result:
     summary: str
     findings: tuple[Finding, ...] = ()
     facts: Mapping[str, Any] = field(default_factory=dict)
+    lines: tuple[str, ...] = ()
 
 
 def worst(verdicts: Any) -> Verdict:
@@ -215,6 +218,7 @@ def judge_output(check: Check, output: Output, context: Context, host: str) -> R
     """Judge one output, whatever became of the command. Never raises for any text."""
     findings: Sequence[Finding] = ()
     facts: Mapping[str, Any] = {}
+    lines: tuple[str, ...] = ()
     promised = context.machine_given and context.machine is not None and context.machine.promises(check.id)
     if output.missing:
         text = f"{output.missing} not found"
@@ -228,14 +232,10 @@ def judge_output(check: Check, output: Output, context: Context, host: str) -> R
         findings = (Finding("PF-RUN-002", verdict, why),)
     else:
         judgement = check.judge(output.text, context)
-        verdict, summary, findings, facts = (
-            judgement.verdict,
-            judgement.summary,
-            judgement.findings,
-            judgement.facts,
-        )
+        verdict, summary, findings = judgement.verdict, judgement.summary, judgement.findings
+        facts, lines = judgement.facts, judgement.lines
         if output.code not in (0, None) and verdict is Verdict.OK:
             # A tool that prints what it could and then fails (ibstat after a lost device) has not said all.
             extra = warning("PF-RUN-004", f"the command ended with exit status {output.code} after this output")
             verdict, findings = Verdict.WARNING, (*findings, extra)
-    return Result(host, check.id, check.title, check.area, verdict, summary, tuple(findings), facts)
+    return Result(host, check.id, check.title, check.area, verdict, summary, tuple(findings), facts, lines)

@@ -158,7 +158,7 @@ def _fits(size: int, time_us: float, algbw: float) -> bool:
 def judge_nccl(text: str, context: Context) -> Judgement:
     """Bandwidth at the largest sizes against what the machine type, or the NICs, can do."""
     run = parse_nccl(text)
-    if not run.rows and not run.ranks and not run.header and not run.out_of_bounds and not run.averages:
+    if not (run.rows or run.ranks or run.header or run.out_of_bounds or run.averages or run.problems or run.begins):
         return not_understood("nccl-tests table")
     view = _View(run, context)
     findings = view.findings()
@@ -207,8 +207,11 @@ class _View:
     @property
     def independent(self) -> bool:
         """Several copies of a run of one rank instead of one run of several."""
-        zeros = sum(rank == 0 for rank, _, _ in self.run.ranks)
-        return zeros > 1 or (self.run.begins > 1 and zeros != 1)
+        numbers = [rank for rank, _, _ in self.run.ranks]
+        if numbers:
+            # Two tests one after the other also print rank 0 twice, but their other ranks too.
+            return len(numbers) > 1 and not any(numbers)
+        return self.run.begins > 1 and not any(row.busbw > 0 for row in self.run.rows)
 
     def findings(self) -> list[Finding]:
         run = self.run
@@ -261,15 +264,14 @@ class _View:
 
     def _expectation(self, peak: NcclRow) -> tuple[float | None, float, str]:
         machine, ranks, hosts = self._known_machine(), self.ranks, self.hosts
-        if machine is None:
-            return None, 0.0, "the machine type is not known (give --machine)"
         if ranks is None:
             return None, 0.0, "the number of ranks is not in the output"
         if self.collective not in FACTORS and self.collective != "reduce_scatter":
             return None, 0.0, f"there is no expectation for {self.collective or 'this collective'}"
-        across = (hosts or 1) > 1 or (hosts is None and machine.cards > 0 and ranks > machine.cards)
-        if across:
-            return self._across(machine, ranks, hosts)
+        if (hosts or 1) > 1 or (hosts is None and machine is not None and 0 < machine.cards < ranks):
+            return self._across(machine, ranks // hosts if hosts else machine.cards if machine else 0)
+        if machine is None:
+            return None, 0.0, "the machine type is not known (give --machine)"
         if machine.cards and ranks < machine.cards:
             return None, 0.0, f"{ranks} ranks of a machine with {machine.cards} cards: no expectation for a part"
         fitting = [each for each in machine.nccl if each.size_bytes <= peak.size_bytes]
@@ -277,20 +279,16 @@ class _View:
             return None, 0.0, f"there is no expectation for {machine.name} at {_size(peak.size_bytes)}"
         return fitting[-1].good_gb_s, fitting[-1].failed_gb_s, machine.name
 
-    def _across(self, machine: Machine, ranks: int, hosts: int | None) -> tuple[float | None, float, str]:
+    def _across(self, machine: Machine | None, per_host: int) -> tuple[float | None, float, str]:
         """Between machines the NICs of one machine are the limit, one NIC per rank at most."""
         rate = self.context.facts.get("ibstat", {}).get("active_gbit_s")
-        per_host = ranks // hosts if hosts else machine.cards
         if isinstance(rate, list) and rate:
             total = sum(sorted(rate, reverse=True)[:per_host]) / 8
             return total * 0.9, total * 0.6, f"{min(len(rate), per_host)} active NICs of this host"
-        if machine.nics and machine.nic_gbit_s and per_host >= machine.nics:
+        if machine is not None and machine.nics and machine.nic_gbit_s and per_host >= machine.nics:
             total = machine.nics * machine.nic_gbit_s / 8
-            return (
-                total * 0.9,
-                total * 0.45,
-                f"{machine.nics} x {machine.nic_gbit_s:.0f} Gbit/s, as {machine.name} usually has",
-            )
+            usual = f"{machine.nics} x {machine.nic_gbit_s:.0f} Gbit/s, as {machine.name} usually has"
+            return total * 0.9, total * 0.45, usual
         return None, 0.0, "the NICs between the machines are not known (run ibstat on them)"
 
     def _known_machine(self) -> Machine | None:

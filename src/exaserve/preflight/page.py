@@ -55,9 +55,10 @@ def _finding(finding: Finding) -> str:
 
 def _row(result: Result) -> str:
     findings = "".join(_finding(f) for f in result.findings if f.verdict is not Verdict.NOT_RUN)
+    lines = "".join(f'<p class="dim">{escape(line)}</p>' for line in result.lines)
     return (
         f'<tr><td class="v">{_tag(result.verdict)}</td><td class="t">{escape(result.title)}</td>'
-        f"<td>{escape(result.summary)}{findings}</td></tr>"
+        f"<td>{escape(result.summary)}{lines}{findings}</td></tr>"
     )
 
 

@@ -24,6 +24,7 @@ from exaserve.preflight.model import (
     warning,
     worst,
 )
+from exaserve.preflight.text import plain_names
 
 __all__ = ["EXIT_CODES", "Report", "build_report", "compare_hosts", "judge_host", "unreachable", "unrecognised"]
 
@@ -75,6 +76,7 @@ class Report:
                         {"code": f.code, "verdict": f.verdict.label, "text": f.text, "repair": f.repair}
                         for f in result.findings
                     ],
+                    "lines": list(result.lines),
                     "facts": dict(result.facts),
                 }
                 for result in self.results
@@ -128,7 +130,7 @@ def build_report(results: Sequence[Result], codes: Mapping[str, CodeEntry]) -> R
 _SAME = {
     "gpu": ("products", "driver"),
     "gpu_driver": ("cuda",),
-    "ibstat": ("firmware", "active_gbit_s"),
+    "ibstat": ("firmware",),
     "cpu": ("model", "cpus", "numa_nodes"),
     "iommu": ("iommu",),
     "governor": ("governors",),
@@ -155,8 +157,14 @@ def compare_hosts(results: Sequence[Result], context: Context) -> list[Result]:
     shapes = {}
     for host, facts in by_host.items():
         tables = facts.get("topology", {}).get("tables") or []
-        shapes[host] = [(len(t["cards"]), len(t["nics"]), t["links"], t["fully_connected"]) for t in tables] or None
+        shapes[host] = "; ".join(
+            f"{len(t['cards'])} cards, {len(t['nics'])} NICs"
+            + "".join(f", {word} x {count}" for word, count in sorted(t["links"].items()))
+            for t in tables
+        )
     findings += _odd_ones("topology", shapes)
+    rates = {host: _counted(facts.get("ibstat", {}).get("active_gbit_s")) for host, facts in by_host.items()}
+    findings += _odd_ones("active ports", rates)
     findings += _mtu(by_host) + _clocks(by_host, context)
     verdict = worst(finding.verdict for finding in findings)
     summary = f"{len(by_host)} hosts compared" + ("" if findings else ", alike")
@@ -166,7 +174,7 @@ def compare_hosts(results: Sequence[Result], context: Context) -> list[Result]:
 
 
 def _odd_ones(what: str, values: Mapping[str, Any]) -> list[Finding]:
-    known = {host: value for host, value in values.items() if value not in (None, [], {})}
+    known = {host: value for host, value in values.items() if value not in (None, "", [], {})}
     kinds = Counter(repr(value) for value in known.values())
     if len(kinds) < 2:
         return []
@@ -177,6 +185,11 @@ def _odd_ones(what: str, values: Mapping[str, Any]) -> list[Finding]:
         f"{what}: {', '.join(odd[:6])}{' and more' if len(odd) > 6 else ''}, while {times} hosts have {_short(first)}"
     )
     return [warning("PF-FLEET-001", text)]
+
+
+def _counted(rates: Any) -> str:
+    counts = Counter(rates) if isinstance(rates, list) else Counter[float]()
+    return ", ".join(f"{count} x {rate:g} Gbit/s" for rate, count in sorted(counts.items()))
 
 
 def _short(value: Any) -> str:
@@ -193,8 +206,9 @@ def _mtu(by_host: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> list[Finding
                 mtus.setdefault(name, {})[host] = link["mtu"]
     for name, per_host in sorted(mtus.items()):
         if len(set(per_host.values())) > 1:
-            said = ", ".join(f"{host} {mtu}" for host, mtu in list(per_host.items())[:8])
-            found.append(failed("PF-FLEET-002", f"MTU of {name} differs: {said}"))
+            usual = Counter(per_host.values()).most_common(1)[0][0]
+            odd = plain_names([f"{host} {mtu}" for host, mtu in per_host.items() if mtu != usual], 8)
+            found.append(failed("PF-FLEET-002", f"MTU of {name} differs: {odd}, while most have {usual}"))
     return found
 
 

@@ -7,7 +7,6 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import combinations
-from typing import Any
 
 from exaserve.preflight.links import groups_of, is_full, pack_units
 from exaserve.preflight.model import Context, Finding, Judgement, failed, not_understood, unknown, warning
@@ -115,7 +114,7 @@ def judge_rocm(text: str, context: Context) -> Judgement:
     topology = parse_rocm(text)
     if not topology.cards:
         return not_understood("topology of AMD cards")
-    return Judgement(*_Judge(topology, context).all())
+    return _Judge(topology, context).all()
 
 
 @dataclass(slots=True)
@@ -145,7 +144,7 @@ class _Judge:
         weight = number(self.cell("weight", a, b) or "")
         return weight is not None and len(weights) > 1 and weight == min(weights)
 
-    def all(self) -> tuple[str, tuple[Finding, ...], dict[str, Any]]:
+    def all(self) -> Judgement:
         cards = self.topology.cards
         pairs = list(combinations(cards, 2))
         direct = any(self.linked(a, b) for a, b in pairs)
@@ -183,7 +182,8 @@ class _Judge:
             "notes": self.topology.notes,
         }
         products = dict(Counter(self.topology.products.values()))
-        return ", ".join(parts), tuple(findings), {"tables": [facts], "products": products}
+        lines = tuple(f"unit {i}: {' '.join(unit)}" for i, unit in enumerate(units, 1))
+        return Judgement(", ".join(parts), tuple(findings), {"tables": [facts], "products": products}, lines)
 
     def _nodes(self, unit: Sequence[str]) -> list[int] | None:
         return sorted({self.topology.numa[card] for card in unit if card in self.topology.numa}) or None

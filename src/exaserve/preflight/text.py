@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-__all__ = ["clean_lines", "cpu_list", "number", "plain_names", "strip_launcher", "whole"]
+__all__ = ["clean_lines", "count_of", "cpu_list", "number", "plain_names", "strip_launcher", "whole"]
 
 LINES_MAX = 50_000
 """More lines than any of these tools print; the rest of a hostile file is not read."""
@@ -67,6 +67,11 @@ def cpu_list(text: str) -> frozenset[int]:
         if len(found) > 65_536:
             break
     return frozenset(found)
+
+
+def count_of(number: int, noun: str) -> str:
+    """``1 port``, ``2 ports``."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def plain_names(names: object, most: int = 12) -> str:
