@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
+from tests.planning.public_logs import ROWS, Row
 
 from exaserve.planning import Measured
 from exaserve.planning.memory import GIB
-from tests.planning.public_logs import ROWS, Row
 
 WITH_WEIGHTS = [r for r in ROWS if r.weights_gib is not None]
 WITH_TOKENS = [r for r in ROWS if r.tokens is not None]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -207,9 +209,6 @@ KEYS = st.sampled_from(
 
 @given(st.dictionaries(KEYS, JSON, max_size=5))
 def test_odd_configurations_are_refused_or_read_but_never_crash(odd: dict[str, object]) -> None:
-    try:
-        arch = model_from_config({**LLAMA, **odd})
-    except (ConfigError, ValueError, TypeError) as error:
-        assert isinstance(error, ConfigError), error
-    else:
-        assert arch.parameters > 0
+    # Any other exception fails the test.
+    with contextlib.suppress(ConfigError):
+        assert model_from_config({**LLAMA, **odd}).parameters > 0

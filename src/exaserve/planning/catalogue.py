@@ -24,7 +24,7 @@ _DERIVED: tuple[tuple[str, str], ...] = (
     (r"nemotron-70b", "Llama-3.1-70B"),
     (r"hermes-3-llama-3\.1-(8|70|405)b", "Llama-3.1-{0}B"),
     (r"qwen3\.6-(27b|35b-a3b)|qwen3\.8-(27b)", "Qwen3.5-{0}"),
-    (r"qwen3-235b-a22b|intern-s1", "Qwen3-235B-A22B"),
+    (r"qwen3-235b-a22b", "Qwen3-235B-A22B"),
     (r"(qwen2\.5)-(?:coder|math)-([\d.]+b)", "{0}-{1}"),
 )
 """Fine-tuned or distilled from another model, whose shape they have though they begin with a third one's name."""

@@ -107,8 +107,8 @@ def make_plan(r: PlanRequest) -> Plan:
     best = options[0] if options else None
     works = best is not None and best.works
     nodes, replicas, now = _deployment(r, best, demand)
-    if r.fleet.nodes is not None and now is not None:
-        works = now.holds(r.targets.tpot_s)
+    if r.fleet.nodes is not None and r.demand_given:
+        works = now is not None and now.holds(r.targets.tpot_s)
     carried = best.rate_max_s * replicas if best else 0.0
     notes = _notes(r, best, nodes)
     state = now.state if now else None
@@ -233,7 +233,11 @@ def _notes(r: PlanRequest, best: Option | None, nodes: int) -> list[str]:
         notes.append("a wider tensor parallel size inside the node would need fewer hops between nodes")
     if nodes and r.fleet.nodes is not None and r.demand_given and best.needed is not None and best.works:
         if best.nodes > r.fleet.nodes:
-            notes.append(f"the demand needs {best.nodes} nodes, {r.fleet.nodes} are there")
+            carried = best.rate_max_s * _replicas_on(best, r.fleet.nodes)
+            notes.append(
+                f"the demand needs {best.nodes:,} nodes, {r.fleet.nodes:,} are there; "
+                f"they carry {carried:,.1f} of {r.demand.rate_s:,.1f} requests/s"
+            )
         elif best.nodes < r.fleet.nodes:
             notes.append(f"{best.nodes} nodes would hold the demand, {r.fleet.nodes} are there and paid for")
     if r.arch.fmt.precision == "fp8" and not r.fleet.hardware.fp8_tflops:
