@@ -220,6 +220,16 @@ def test_the_cluster_file_is_accepted(engine: str, pools: bool) -> None:
         assert len(cluster.replicas()) >= plan.replicas
 
 
+def test_engines_are_told_a_format_only_where_the_weights_do_not_say_it() -> None:
+    def precision(model: str, fmt: str, engine: str) -> str:
+        return str(yaml.safe_load(cluster_file(make_plan(ask(model, fmt=fmt)), engine))["precision"])
+
+    assert precision("RedHatAI/Meta-Llama-3.1-8B-Instruct-FP8", "auto", "vllm") == "auto"
+    assert precision("Llama-3.1-8B", "fp8", "vllm") == "fp8"
+    assert precision("Llama-3.1-8B", "auto", "vllm") == "auto"
+    assert precision("RedHatAI/Meta-Llama-3.1-8B-Instruct-FP8", "auto", "emulator") == "fp8"
+
+
 def test_the_cluster_file_survives_odd_names(tmp_path: Path) -> None:
     plan = make_plan(ask())
     odd = replace(plan.request.arch, facts=replace(plan.request.arch.facts, name='/models/a "b" #c: d'))

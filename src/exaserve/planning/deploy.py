@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from exaserve.planning.formats import format_from_name
 from exaserve.planning.layout import Option
 from exaserve.planning.planner import Plan
 
@@ -54,13 +55,12 @@ def _served(plan: Plan) -> str:
 def _pool(plan: Plan, option: Option, engine: str, per_node: int, port: int, served: str, block: int) -> list[str]:
     r, p = plan.request, option.placement
     limits = option.memory.request.limits
-    precision = r.arch.fmt.precision
     lines = [
         f"model: {_quoted(r.arch.name)}",
         f"served_model_name: {_quoted(served)}",
         f"engine: {engine}",
         f"hardware: {r.fleet.hardware.name}",
-        f"precision: {precision}",
+        f"precision: {_precision(plan, engine)}",
         f"tensor_parallel_size: {p.tp}",
         f"pipeline_parallel_size: {p.pp}",
         f"num_replicas_per_node: {per_node}",
@@ -88,6 +88,15 @@ def _pool(plan: Plan, option: Option, engine: str, per_node: int, port: int, ser
         flags = ["--mem-fraction-static", f"{r.utilization:g}", "--chunked-prefill-size", str(limits.tokens)]
         lines.append(f"engine_args: [{', '.join(_quoted(f) for f in flags)}]")
     return lines
+
+
+def _precision(plan: Plan, engine: str) -> str:
+    """What the engine must be told: nothing about weights that are published in their format, which it reads there."""
+    arch = plan.request.arch
+    published = bool(arch.facts.quantization) or format_from_name(arch.name) is not None
+    if engine == "emulator" or (arch.fmt.precision == "fp8" and not published):
+        return arch.fmt.precision
+    return "auto"
 
 
 def _quoted(text: str) -> str:
