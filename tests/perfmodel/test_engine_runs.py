@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from exaserve.perfmodel import EngineProfile
 from exaserve.perfmodel.engine import Engine, Request, State
+from exaserve.perfmodel.runs import RunEngine
 
 PROFILE = EngineProfile(
     prefill_tokens_per_s=1_000.0,
@@ -42,7 +43,7 @@ def drive(
     profile: EngineProfile, jobs: list[Job], looks: list[float], *, runs: bool
 ) -> tuple[list[Request], list[object]]:
     """The same jobs step by step or in runs; ``looks`` are instants at which somebody reads the counters."""
-    engine = Engine(profile)
+    engine = RunEngine(profile) if runs else Engine(profile)
     requests = requests_of(jobs)
     events: list[tuple[float, int, int]] = [(job[0], 0, k) for k, job in enumerate(jobs)]
     events += [(job[0] + job[4], 1, k) for k, job in enumerate(jobs) if job[4] is not None]
@@ -54,12 +55,12 @@ def drive(
         if end is not None and (not events or end <= events[-1][0]):
             engine.end_step(end)
             engine.validate()
-            end = engine.begin_run(end) if runs else engine.begin_step(end)
+            end = engine.begin_run(end) if isinstance(engine, RunEngine) else engine.begin_step(end)
             continue
         now, kind, k = events.pop()
         if kind == 0:
             engine.submit(requests[k], now)
-        if runs and end is not None:
+        if isinstance(engine, RunEngine) and end is not None:
             if kind == 2:
                 engine.advance(now)
             else:
@@ -70,7 +71,7 @@ def drive(
             seen.append((round(engine.kv_use, 9), engine.kv_tokens, engine.generation_tokens_total, engine.steps_total))
         engine.validate()
         if end is None and kind == 0:
-            end = engine.begin_run(now) if runs else engine.begin_step(now)
+            end = engine.begin_run(now) if isinstance(engine, RunEngine) else engine.begin_step(now)
     seen.append(
         (engine.preemptions_total, engine.steps_total, engine.generation_tokens_total, engine.prefix_hits_total)
     )
@@ -106,7 +107,7 @@ def test_runs_end_when_their_steps_would_have(profile: EngineProfile, jobs: list
 
 
 def test_a_run_is_one_event_however_long() -> None:
-    engine = Engine(dataclasses.replace(ROOMY, max_model_len=3_000, kv_tokens_max=6_400))
+    engine = RunEngine(dataclasses.replace(ROOMY, max_model_len=3_000, kv_tokens_max=6_400))
     engine.submit(Request(8, 2_000), 0.0)
     end = engine.begin_run(0.0)
     events = 0

@@ -17,19 +17,11 @@ A pure decode step costs O(1) however large the batch: all decoding sequences ad
 under the tick at which it is due. Blocks that nobody can share are only counted, by the phase (tick modulo block size)
 at which their sequences need them.
 
-A caller that does not look at single tokens (a simulator) takes many pure decode steps as one event::
-
-    ends_at = engine.begin_run(now)         # to the end of the step that brings the next change
-    ends_at = engine.cut_run(now)           # something was submitted meanwhile: to the end of the step now under way
-    engine.advance(now)                     # counters as they are now, for a report
-
-The durations of the steps in between are known (the context grows by one token per sequence and step), so a run ends
-when its steps would have ended one by one.
+:class:`exaserve.perfmodel.runs.RunEngine` takes many of them as one event.
 """
 
 from __future__ import annotations
 
-import math
 from collections import deque
 
 from exaserve.perfmodel import EngineProfile
@@ -78,10 +70,8 @@ class Engine:
         """Decoding sequences that take a plain block at ticks of that remainder."""
         self._grown = -1
         """The last tick whose growth has been given."""
-        self._steps = 0
-        """Steps of the run under way that have not ended; 1 between begin_step and end_step."""
-        self._run_from = self._step_s = self._step_growth_s = 0.0
-        """When the first of them began, how long it takes, and how much longer each takes than the one before."""
+        self._step_s = 0.0
+        """Duration of the step under way."""
         self._prefilling: dict[Request, None] = {}
         self._plan: list[tuple[Request, int]] = []
         self._kv_tokens = 0
@@ -179,80 +169,13 @@ class Engine:
             return None
         duration = self.profile.step_s(tokens, len(self.decoding), self._kv_tokens, pairs) * self.slow / self.speed
         self.busy = True
-        self._steps = 1
-        self._run_from, self._step_s = now, duration
+        self._step_s = duration
         return now + duration
 
-    def begin_run(self, now: float) -> float | None:
-        """As :meth:`begin_step`, but where only decoding goes on, for all the steps up to the next change."""
-        end = self.begin_step(now)
-        if end is not None and not self._plan:
-            steps = min(self._finish_due) - self._tick
-            if self._alloc_due:
-                steps = min(steps, min(self._alloc_due) - self._tick)
-            if steps > 1 and len(self.decoding) * (steps // self.block_size + 1) <= self.pool.free:
-                self._steps = steps
-                self._step_growth_s = self.profile.decode_per_kv_token_s * len(self.decoding) * self.slow / self.speed
-                end = self._run_end(steps)
-        return end
-
-    def cut_run(self, now: float) -> float:
-        """Shortens the run under way to the end of the step that is under way at ``now``, and returns that."""
-        self.advance(now)
-        self._steps = 1
-        return self._run_from + self._step_s
-
-    def advance(self, now: float) -> None:
-        """Counts the steps of the run under way that have ended by ``now``, all but its last."""
-        steps = self._steps
-        if steps <= 1:
-            return
-        passed, growth = now - self._run_from, self._step_growth_s
-        if growth:
-            half = self._step_s - 0.5 * growth
-            done = int((math.sqrt(half * half + 2.0 * growth * max(passed, 0.0)) - half) / growth)
-        else:
-            done = int(passed / self._step_s)
-        done = min(done, steps - 1)
-        while done and self._run_end(done) > now:
-            done -= 1
-        while done < steps - 1 and self._run_end(done + 1) <= now:
-            done += 1
-        if done > 0:
-            self._skip(done)
-
-    def _run_end(self, steps: int) -> float:
-        return self._run_from + steps * self._step_s + self._step_growth_s * (0.5 * steps * (steps - 1))
-
-    def _skip(self, steps: int) -> None:
-        """Ends ``steps`` pure decode steps of the run and begins the one after them."""
-        count = len(self.decoding)
-        first = self._tick + 1
-        end = self._run_end(steps)
-        self.busy_s += end - self._run_from
-        self._run_from, self._step_s = end, self._step_s + steps * self._step_growth_s
-        self._steps -= steps
-        self._tick += steps
-        self._grown = self._tick
-        self._kv_tokens += steps * count
-        self.steps_total += steps
-        self.generation_tokens_total += steps * count
-        cycles, rest = divmod(steps, self.block_size)
-        blocks = cycles * (sum(self._phases) if cycles else 0)
-        for tick in range(first, first + rest):
-            blocks += self._phases[tick % self.block_size]
-        if blocks:
-            taken = self.pool.take(blocks)
-            assert taken, "begin_run saw to it that there are enough"
-
     def end_step(self, now: float) -> StepResult:
-        """Applies the step, or the run of steps, that began."""
+        """Applies the step that :meth:`begin_step` formed."""
         assert self.busy, "end_step without begin_step"
-        if self._steps > 1:
-            self._skip(self._steps - 1)
         self.busy = False
-        self._steps = 0
-        self._step_growth_s = 0.0
         self.busy_s += self._step_s
         self.steps_total += 1
         decoded = len(self.decoding)
@@ -492,6 +415,5 @@ class Engine:
         assert set().union(*self._alloc_due.values()) <= self.decoding.keys()
         assert sum(self._phases) == sum(r.plain_from >= 0 for r in self.decoding)
         assert all(n >= 0 for n in self._phases)
-        assert (self._steps > 0) == self.busy
         assert all(t >= self._tick for t in self._alloc_due)
         assert all(t > self._tick for t in self._finish_due)
