@@ -187,3 +187,20 @@ def test_a_profile_is_a_value() -> None:
     p = profile("L4", "Llama-3.2-3B")
     assert dataclasses.replace(p, max_num_seqs=8) != p
     assert profile("L4", "Llama-3.2-3B") == p
+
+
+@pytest.mark.parametrize(
+    ("written", "row"),
+    [
+        ("NVIDIA H100 80GB HBM3", "H100"),
+        ("NVIDIA GeForce RTX 4090", "RTX-4090"),
+        ("4080", "RTX-4080"),
+        ("Tesla T4", "T4"),
+        ("A100 80GB PCIe", "A100-80-PCIE"),
+        ("NVIDIA A100-SXM4-80GB", "A100-80"),
+        ("H20-3e", "H20-3E"),
+        ("V100-32GB", "V100-32"),
+    ],
+)
+def test_cards_as_drivers_and_people_call_them(written: str, row: str) -> None:
+    assert find_hardware(written).name == row

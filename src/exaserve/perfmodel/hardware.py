@@ -74,6 +74,7 @@ _ROWS = (
     Hardware("A30", 23.59, 933, 165, 0, 330, memory_source="estimated"),
     Hardware("T4", 14.58, 320, 65, 0, 130, link_gb_s=12, memory_source="measured"),
     Hardware("V100-32", 31.73, 900, 125, link="nvlink", link_gb_s=150, memory_source="measured"),
+    Hardware("V100-16", 15.77, 900, 125, link="nvlink", link_gb_s=150, memory_source="estimated"),
     Hardware("RTX-3090", 23.58, 936, 71, 0, 284, memory_source="measured"),
     Hardware("RTX-4080", 15.99, 717, 97, 195, 390, memory_source="measured"),
     Hardware("RTX-4090", 23.64, 1008, 165, 330, 661, memory_source="measured"),
@@ -106,7 +107,9 @@ HARDWARE: Mapping[str, Hardware] = MappingProxyType({row.name: row for row in _R
 _WATTS: Mapping[str, float] = MappingProxyType(
     {
         **dict.fromkeys(("A100-40", "A100-80", "H20-3E"), 400.0),
-        **dict.fromkeys(("A100-80-PCIE", "A40", "L40", "RTX-6000-ADA", "RTX-A6000", "V100-32", "MAX-1550-TILE"), 300.0),
+        **dict.fromkeys(
+            ("A100-80-PCIE", "A40", "L40", "RTX-6000-ADA", "RTX-A6000", "V100-32", "V100-16", "MAX-1550-TILE"), 300.0
+        ),
         **dict.fromkeys(("H100", "H200", "GH200"), 700.0),
         **dict.fromkeys(("H100-PCIE", "L40S", "RTX-3090"), 350.0),
         "H100-NVL": 400.0,

@@ -191,6 +191,17 @@ _HARDWARE_ALIASES = {
     "4090": "RTX-4090",
     "3090": "RTX-3090",
     "cpu": "cpu-tiny",
+    "v100": "V100-32",
+    "h800": "H100",
+    "a800": "A100-80",
+    "a80080": "A100-80",
+    "a6000": "RTX-A6000",
+    "rtx6000": "RTX-6000-ADA",
+    "rtxpro6000blackwellworkstationedition": "RTX-PRO-6000",
+    "rtxpro6000blackwellserveredition": "RTX-PRO-6000",
+    "dgxspark": "GB10",
+    "a100pcie80": "A100-80-PCIE",
+    "max1550": "MAX-1550-TILE",
 }
 _MODEL_SUFFIXES = (
     "-instruct",
@@ -208,10 +219,23 @@ _MODEL_SUFFIXES = (
 )
 
 
+_MAKERS = ("nvidia", "amd", "intel", "tesla", "geforce", "instinct", "quadro")
+
+
 def find_hardware(name: str) -> Hardware:
-    """The table's row for a name, forgiving case and punctuation. Raises ConfigError with the nearest valid name."""
-    alias = _HARDWARE_ALIASES.get(_key(name).removeprefix("nvidia"), name)
-    return HARDWARE[_find(alias, HARDWARE, "hardware")]
+    """The table's row for a name, forgiving case, punctuation, maker and series (``NVIDIA GeForce RTX 4090``).
+
+    Raises ConfigError with the nearest valid name.
+    """
+    key = _key(name)
+    for maker in _MAKERS:
+        key = key.removeprefix(maker)
+    by_key = {_key(row): row for row in HARDWARE}
+    for candidate in (key, key.removesuffix("gb"), f"rtx{key}", key.replace("80gb", "80").replace("40gb", "40")):
+        found = by_key.get(candidate) or _HARDWARE_ALIASES.get(candidate)
+        if found:
+            return HARDWARE[found]
+    return HARDWARE[_find(name, HARDWARE, "hardware")]
 
 
 def find_model(name: str) -> ModelShape:

@@ -25,7 +25,7 @@ from exaserve.planning.kvcache import KvLayout, KvResult, kv_layout
 from exaserve.planning.vision import image_patches_max, vision_values_per_patch
 from exaserve.planning.weights import Placement, WeightTerm, check_split, stage_layers, stage_weights
 
-__all__ = ["GIB", "Measured", "MemoryPlan", "MemoryRequest", "StageMemory", "plan_memory"]
+__all__ = ["GIB", "Measured", "MemoryPlan", "MemoryRequest", "StageMemory", "plan_memory", "uneven_partition"]
 
 GIB = 1 << 30
 FORWARD_COPIES = 3

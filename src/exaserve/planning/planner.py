@@ -12,6 +12,7 @@ from exaserve.planning.cost import Cost, cost_of
 from exaserve.planning.demand import Demand, block_for_length
 from exaserve.planning.fleet import PlanRequest
 from exaserve.planning.layout import STAGES_WELL, Option, bubble, candidates, evaluate
+from exaserve.planning.memory import uneven_partition
 from exaserve.planning.network import Fabric, Flow, fabric, flows
 from exaserve.planning.queueing import Waiting, saturation, waiting
 from exaserve.planning.verdicts import Verdict, claim_check, verdicts
@@ -225,7 +226,10 @@ def _notes(r: PlanRequest, best: Option | None, nodes: int) -> list[str]:
         )
     if p.pp > STAGES_WELL:
         notes.append(f"{p.pp} pipeline stages: above {STAGES_WELL} bubble and hand-overs cost more than they give")
-    if p.pp > 1 and len(r.arch.layers) % p.pp:
+    if p.pp > 1 and len(set(fleet.memory_gib)) > 1 and not p.partition:
+        parts = ",".join(map(str, uneven_partition(len(r.arch.layers), fleet.memory_gib[: p.pp])))
+        notes.append(f"cards differ: --partition {parts} (vLLM: VLLM_PP_LAYER_PARTITION) gives layers by memory")
+    elif p.pp > 1 and len(r.arch.layers) % p.pp:
         notes.append(f"{len(r.arch.layers)} layers over {p.pp} stages are uneven; the fullest decides")
     if fleet.cards_per_node % p.cards and p.cards < fleet.cards_per_node:
         notes.append(f"{fleet.cards_per_node % p.cards} card(s) of every node stay unused")
