@@ -6,7 +6,8 @@ from exaserve.scheduling.admission import Admission, Ticket
 from exaserve.scheduling.config import AdmissionConfig, SchedulerConfig
 from exaserve.scheduling.ledger import ReplicaState
 from exaserve.scheduling.placement import Candidate, Explanation, Placement, Refusal, RefusalReason
-from exaserve.scheduling.policies import POLICIES
+from exaserve.scheduling.policies import POLICIES, Choice, PolicyContext, PolicyFactory
+from exaserve.scheduling.pool import Pool
 from exaserve.scheduling.prefix import BLOCK_BYTES, block_hashes
 from exaserve.scheduling.scheduler import Scheduler
 
@@ -16,8 +17,12 @@ __all__ = [
     "Admission",
     "AdmissionConfig",
     "Candidate",
+    "Choice",
     "Explanation",
     "Placement",
+    "PolicyContext",
+    "PolicyFactory",
+    "Pool",
     "Refusal",
     "RefusalReason",
     "ReplicaState",

@@ -21,7 +21,7 @@ from exaserve.scheduling.learning import ModelStats, PrefillModel
 from exaserve.scheduling.ledger import ReplicaState
 from exaserve.scheduling.peers import Peers
 from exaserve.scheduling.placement import Candidate, Explanation, Placement, Refusal, RefusalReason
-from exaserve.scheduling.policies import POLICIES, Policy, PolicyContext
+from exaserve.scheduling.policies import POLICIES, Policy, PolicyContext, PolicyFactory
 from exaserve.scheduling.pool import Pool
 from exaserve.scheduling.prefix import BLOCK_BYTES, PrefixIndex
 
@@ -34,14 +34,18 @@ _FOREIGN_STEP = 0.02
 class Scheduler:
     """Places requests on replicas and keeps account of them.
 
+    Args:
+        policies: those that :meth:`set_policy` knows, by name; a simulator adds ones that no gateway could have.
+
     Attributes:
         config: as given.
         policy_name: key of the policy in use.
         foreign_share: running share of the replicas' requests that this gateway did not place, 0..1.
     """
 
-    def __init__(self, config: SchedulerConfig, rng: Random) -> None:
+    def __init__(self, config: SchedulerConfig, rng: Random, policies: Mapping[str, PolicyFactory] = POLICIES) -> None:
         self.config = config
+        self._policies = policies
         self.foreign_share = 0.0
         self._states: dict[ReplicaId, ReplicaState] = {}
         self._pools: dict[str, Pool] = {}
@@ -138,10 +142,11 @@ class Scheduler:
 
     def set_policy(self, name: str) -> None:
         """Switch policy; the ledger stays. ConfigError for an unknown name."""
-        factory = POLICIES.get(name)
+        factory = self._policies.get(name)
         if factory is None:
             raise ConfigError(
-                f"unknown policy {name!r}; choose one of {', '.join(sorted(POLICIES))}", param="scheduling.strategy"
+                f"unknown policy {name!r}; choose one of {', '.join(sorted(self._policies))}",
+                param="scheduling.strategy",
             )
         self.policy_name = name
         self._policy = factory(self._context)

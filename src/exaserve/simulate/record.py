@@ -1,0 +1,193 @@
+"""What became of each request, in columns: a million of them take some fifty megabytes."""
+
+from __future__ import annotations
+
+import math
+from array import array
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from exaserve.simulate.demand import Demand
+
+__all__ = ["ERRORS", "Figures", "Recorder", "RunStats", "summarise"]
+
+ERRORS = (
+    "",
+    "queue_full",
+    "queue_timeout",
+    "no_replica_ready",
+    "connect",
+    "reset",
+    "timeout",
+    "status_5xx",
+    "rejected",
+    "cut",
+    "deadline",
+    "unfinished",
+)
+"""Why a request failed; index 0 is none. ``cut``: its answer had begun."""
+_CODES = {error: code for code, error in enumerate(ERRORS)}
+WINDOW_SAMPLES_MIN = 20
+"""Windows with fewer answers than this say nothing about a P99."""
+
+
+class Recorder:
+    """Columns, one row per request. Instants are seconds, NaN where it did not come to that."""
+
+    def __init__(self, count: int) -> None:
+        nothing = array("d", [math.nan])
+        self.first = nothing * count
+        self.last = nothing * count
+        self.queued_s = array("f", [0.0]) * count
+        self.attempts = array("b", [0]) * count
+        self.error = array("b", [-1]) * count
+        """Index into ERRORS, -1 while open."""
+
+    def ended(self, index: int, now: float, error: str = "") -> None:
+        assert self.error[index] == -1, f"request {index} ended twice"
+        self.error[index] = _CODES[error]
+        self.last[index] = now
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """One scenario's requests, or all of them. Seconds, but for the counts; NaN where there are none."""
+
+    name: str
+    requests: int
+    failed: int
+    ttft_p50: float
+    ttft_p90: float
+    ttft_p99: float
+    ttft_max: float
+    e2e_p50: float
+    e2e_p99: float
+    queued_p99: float
+
+
+@dataclass(frozen=True, slots=True)
+class RunStats:
+    """One run at a glance.
+
+    Attributes:
+        scenarios: one each, then ``all``.
+        windows_p99: P99 to first token per window, seconds (NaN where a window has too few answers).
+        windows_std: their population standard deviation.
+        queued: requests that waited in an admission queue.
+        retried: requests that needed more than one attempt.
+        idle_share: of the usable replicas' time while anybody waited, the share without anything to do (A16).
+        errors: why requests failed, with counts.
+        requests_per_s / tokens_per_s: good answers and their tokens, per second of the measured time.
+        curve: quantiles of the time to first token per scenario for plotting, at :data:`CURVE`.
+    """
+
+    scenarios: tuple[Figures, ...]
+    windows_p99: tuple[float, ...]
+    windows_std: float
+    queued: int
+    retried: int
+    idle_share: float
+    errors: dict[str, int]
+    requests_per_s: float
+    tokens_per_s: float
+    curve: dict[str, tuple[float, ...]]
+
+    @property
+    def all(self) -> Figures:
+        return self.scenarios[-1]
+
+    def scenario(self, name: str) -> Figures:
+        """Raises KeyError for a name that there is not."""
+        for figures in self.scenarios:
+            if figures.name == name:
+                return figures
+        raise KeyError(name)
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON. NaN becomes None."""
+        return {
+            "scenarios": {f.name: {k: _plain(getattr(f, k)) for k in Figures.__slots__[1:]} for f in self.scenarios},
+            "windows_p99": [_plain(value) for value in self.windows_p99],
+            "windows_std": _plain(self.windows_std),
+            "queued": self.queued,
+            "retried": self.retried,
+            "idle_share": self.idle_share,
+            "errors": self.errors,
+            "requests_per_s": self.requests_per_s,
+            "tokens_per_s": self.tokens_per_s,
+        }
+
+
+CURVE = (0.0, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.85, 0.9, 0.93, 0.95, 0.97, 0.98, 0.99, 0.995, 0.999, 1.0)
+
+
+def _plain(value: Any) -> Any:
+    return None if isinstance(value, float) and math.isnan(value) else value
+
+
+def summarise(demand: Demand, recorder: Recorder, warmup_s: float, window_s: float, idle_share: float) -> RunStats:
+    """Statistics of the requests that were due from ``warmup_s`` on; latency counts from the scheduled instant."""
+    at = demand.at
+    first = np.frombuffer(recorder.first, dtype=np.float64)
+    last = np.frombuffer(recorder.last, dtype=np.float64)
+    queued = np.frombuffer(recorder.queued_s, dtype=np.float32)
+    error = np.frombuffer(recorder.error, dtype=np.int8)
+    attempts = np.frombuffer(recorder.attempts, dtype=np.int8)
+    kept = at >= warmup_s
+    good = kept & (error == 0)
+    ttft, e2e = first - at, last - at
+    figures, curve = [], {}
+    for index, name in [*enumerate(demand.scenarios), (-1, "all")]:
+        mine = kept if index < 0 else kept & (demand.scenario == index)
+        fine = good & mine
+        figures.append(_figures(name, mine, ttft[fine], e2e[fine], queued[fine]))
+        curve[name] = tuple(_quantiles(ttft[fine], CURVE))
+    windows = _windows(at[good], ttft[good], warmup_s, demand.duration_s, window_s)
+    known = [value for value in windows if not math.isnan(value)]
+    measured_s = max(demand.duration_s - warmup_s, 1e-9)
+    counts = np.bincount(error[kept].astype(np.int64), minlength=len(ERRORS))
+    return RunStats(
+        scenarios=tuple(figures),
+        windows_p99=tuple(windows),
+        windows_std=float(np.std(known)) if len(known) > 1 else math.nan,
+        queued=int((queued[kept] > 0).sum()),
+        retried=int((attempts[kept] > 1).sum()),
+        idle_share=idle_share,
+        errors={ERRORS[code]: int(n) for code, n in enumerate(counts) if code and n},
+        requests_per_s=int(good.sum()) / measured_s,
+        tokens_per_s=int(demand.output[good].sum()) / measured_s,
+        curve=curve,
+    )
+
+
+def _quantiles(values: NDArray[np.float64], wanted: tuple[float, ...]) -> list[float]:
+    return [float(q) for q in np.quantile(values, wanted)] if len(values) else [math.nan] * len(wanted)
+
+
+def _figures(
+    name: str,
+    mine: NDArray[np.bool_],
+    ttft: NDArray[np.float64],
+    e2e: NDArray[np.float64],
+    queued: NDArray[np.float32],
+) -> Figures:
+    t50, t90, t99, t100 = _quantiles(ttft, (0.5, 0.9, 0.99, 1.0))
+    e50, e99 = _quantiles(e2e, (0.5, 0.99))
+    (q99,) = _quantiles(queued.astype(np.float64), (0.99,))
+    requests = int(mine.sum())
+    return Figures(name, requests, requests - len(ttft), t50, t90, t99, t100, e50, e99, q99)
+
+
+def _windows(
+    at: NDArray[np.float64], ttft: NDArray[np.float64], start_s: float, end_s: float, window_s: float
+) -> list[float]:
+    count = math.floor((end_s - start_s) / window_s + 1e-9)
+    number = np.floor((at - start_s) / window_s).astype(np.int64)
+    out = []
+    for index in range(count):
+        values = ttft[number == index]
+        out.append(float(np.quantile(values, 0.99)) if len(values) >= WINDOW_SAMPLES_MIN else math.nan)
+    return out

@@ -1,0 +1,297 @@
+"""A simulated replica: the engine model in virtual time, and what can be wrong with it."""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import TYPE_CHECKING, Any
+
+from exaserve.domain.replica import ReplicaId, Report
+from exaserve.perfmodel.engine import Request, State
+from exaserve.perfmodel.runs import RunEngine
+from exaserve.simulate.units import Unit
+
+if TYPE_CHECKING:
+    from exaserve.simulate.gateway import SimGateway
+    from exaserve.simulate.world import World
+
+__all__ = ["Job", "Mode", "SimReplica"]
+
+CONNECT_S = 2.0
+
+
+class Mode(Enum):
+    UP = "up"
+    DOWN = "down"
+    """Connections are refused."""
+    LOST = "lost"
+    """Connections time out."""
+    FROZEN = "frozen"
+    """Connections are taken, nothing is answered."""
+
+
+class Job(Request):
+    """A request that an engine computes, with somebody to tell."""
+
+    __slots__ = ("gateway",)
+
+    gateway: SimGateway
+
+    def on_first(self, now: float) -> None:
+        """Its first token is out."""
+
+    def on_done(self, now: float) -> None:
+        """Its last token is out."""
+
+    def on_lost(self, now: float, why: str) -> None:
+        """The replica could not be reached (``connect``), lost it (``reset``) or answered 5xx (``status_5xx``)."""
+
+    def on_refused(self, now: float) -> None:
+        """It can never run there (400)."""
+
+
+class SimReplica:
+    """One replica. ``token`` numbers the step events made: one that comes up with an old number is void.
+
+    Attributes:
+        usable: up and not drained by the operator, so that its idle time counts.
+        error_share: share of requests answered with 500 at once.
+        loading_until: a restarted engine refuses connections until then.
+    """
+
+    __slots__ = (
+        "draining",
+        "end",
+        "engine",
+        "error_share",
+        "frozen_at",
+        "idle_seen",
+        "mode",
+        "profile",
+        "slow",
+        "spec",
+        "token",
+        "unit",
+        "usable",
+        "waiting_seen",
+        "world",
+    )
+
+    def __init__(self, world: World, unit: Unit) -> None:
+        self.world = world
+        self.unit = unit
+        self.spec = unit.spec
+        self.profile = unit.profile
+        self.mode = Mode.UP
+        self.slow = 1.0
+        self.error_share = 0.0
+        self.draining = False
+        self.usable = False
+        self.token = 0
+        self.end = 0.0
+        self.frozen_at = 0.0
+        self.waiting_seen = 0
+        self.idle_seen = 0
+        self.engine = self._new_engine()
+
+    def _new_engine(self) -> RunEngine:
+        unit = self.unit
+        return RunEngine(unit.profile, prefix_caching=unit.prefix_caching, speed=unit.speed)
+
+    @property
+    def id(self) -> ReplicaId:
+        return self.spec.id
+
+    # -- requests ---------------------------------------------------------------------------------------------------
+    def submit(self, now: float, job: Job, _: Any = None) -> None:
+        """A request arrives."""
+        mode = self.mode
+        if mode is Mode.DOWN:
+            job.on_lost(now, "connect")
+            return
+        if mode is Mode.LOST:
+            self.world.at(now + CONNECT_S, _timed_out, job)
+            return
+        if self.error_share and self.world.rng.random() < self.error_share:
+            job.on_lost(now, "status_5xx")
+            return
+        engine = self.engine
+        try:
+            engine.submit(job, now)
+        except ValueError:
+            job.on_refused(now)
+            return
+        if mode is Mode.FROZEN:
+            self._count(now)
+        elif engine.busy:
+            self.waiting_seen += 1
+            self.world.count(now, 1, 0)
+            if not engine.prefilling:
+                end = engine.cut_run(now)
+                if end != self.end:
+                    self._step_ends(end)
+        else:
+            end_or_none = engine.begin_run(now)
+            if end_or_none is not None:
+                self._step_ends(end_or_none)
+            self._count(now)
+
+    def abort(self, job: Job, now: float) -> None:
+        """The gateway left: its place is free at once."""
+        engine = self.engine
+        if job.state not in (State.WAITING, State.PREFILL, State.DECODE):
+            return
+        if engine.busy and self.mode is Mode.UP:
+            self._step_ends(engine.cut_run(now))
+        engine.abort(job, now)
+        self._count(now)
+
+    def jobs(self) -> list[Job]:
+        """Everything it holds, oldest first."""
+        return [*self.engine.running, *self.engine.waiting]  # type: ignore[list-item]  # every request here is a Job
+
+    def _step_ends(self, end: float) -> None:
+        self.token = token = self.token + 1
+        self.end = end
+        self.world.at(end, self._step, token)
+
+    def _step(self, now: float, token: int, _: Any) -> None:
+        if token != self.token:
+            return
+        engine = self.engine
+        first, finished, _, _ = engine.end_step(now)
+        end = engine.begin_run(now)
+        if end is not None:
+            self.token = token = token + 1
+            self.end = end
+            self.world.at(end, self._step, token)
+        # Only now: what these calls place must find the engine as it stands after the step.
+        waiting = len(engine.waiting)
+        if waiting != self.waiting_seen or not engine.running:
+            self._count(now)
+        for job in first:
+            job.on_first(now)  # type: ignore[attr-defined]  # a Job
+        for job in finished:
+            job.on_done(now)  # type: ignore[attr-defined]  # a Job
+
+    def _count(self, now: float) -> None:
+        """Tells the world how many wait here, and whether there is nothing to do."""
+        engine = self.engine
+        waiting = len(engine.waiting)
+        idle = 1 if self.usable and not engine.running and not waiting else 0
+        if waiting != self.waiting_seen or idle != self.idle_seen:
+            self.world.count(now, waiting - self.waiting_seen, idle - self.idle_seen)
+            self.waiting_seen, self.idle_seen = waiting, idle
+
+    def silent_since(self) -> float | None:
+        """Since when it has given no sign of life on open connections, None while it works."""
+        return self.frozen_at if self.mode is Mode.FROZEN else None
+
+    # -- what can happen to it --------------------------------------------------------------------------------------
+    def set_usable(self, now: float) -> None:
+        """Takes note of a change of ``mode`` or ``draining``."""
+        usable = self.mode is Mode.UP and not self.draining
+        if usable != self.usable:
+            self.usable = usable
+            self.world.count(now, 0, 0, 1 if usable else -1)
+        self._count(now)
+
+    def fail(self, now: float, mode: Mode = Mode.DOWN) -> None:
+        """The process is gone, or cannot be reached: everything in it is lost."""
+        jobs = self.jobs()
+        self.mode = mode
+        self.token += 1
+        for job in jobs:
+            self.engine.abort(job, now)
+        self.set_usable(now)
+        for job in jobs:
+            job.on_lost(now, "reset")
+
+    def start(self, now: float) -> None:
+        """A new process with an empty cache."""
+        self.engine = self._new_engine()
+        self.engine.slow = self.slow
+        self.mode = Mode.UP
+        self.token += 1
+        self.set_usable(now)
+
+    def freeze(self, now: float) -> None:
+        if self.mode is Mode.UP:
+            if self.engine.busy:
+                self.end = self.engine.cut_run(now)
+            self.mode = Mode.FROZEN
+            self.frozen_at = now
+            self.token += 1
+            self.set_usable(now)
+
+    def thaw(self, now: float) -> None:
+        """Goes on where it stood."""
+        if self.mode is not Mode.FROZEN:
+            return
+        self.mode = Mode.UP
+        if self.engine.busy:
+            self.engine.delay(now - self.frozen_at)
+            self._step_ends(self.end + now - self.frozen_at)
+        else:
+            end = self.engine.begin_run(now)
+            if end is not None:
+                self._step_ends(end)
+        self.set_usable(now)
+
+    def set_slow(self, now: float, factor: float) -> None:
+        """Steps take ``factor`` times as long from the next one on."""
+        self.slow = factor
+        if self.engine.busy and self.mode is Mode.UP:
+            self._step_ends(self.engine.cut_run(now))
+        self.engine.slow = factor
+
+    # -- telemetry --------------------------------------------------------------------------------------------------
+    def report(self, seq: int, now: float, *, ages: bool) -> Report | None:
+        """Its metrics as they are now; None where it answers nothing.
+
+        Args:
+            ages: whether the mean age of the cache's contents is wanted, which costs a pass over the batch.
+        """
+        if self.mode is not Mode.UP:
+            return None
+        engine = self.engine
+        engine.advance(now)
+        age_ms = None
+        if ages:
+            since = [now - r.first_token_at for r in engine.running if r.first_token_at >= 0.0]
+            age_ms = 1000.0 * sum(since) / len(since) if since else 0.0
+        return Report(
+            self.spec.id,
+            seq,
+            now,
+            len(engine.running),
+            len(engine.waiting),
+            engine.kv_use,
+            self.profile.kv_tokens_max,
+            engine.preemptions_total,
+            engine.prefix_hits_total,
+            engine.prefix_queries_total,
+            engine.prompt_tokens_total,
+            engine.generation_tokens_total,
+            None,
+            age_ms,
+            0.0,
+        )
+
+    # -- perfect knowledge ------------------------------------------------------------------------------------------
+    def wait_s(self, now: float) -> float:
+        """Seconds until a prompt that arrives now would begin: the true rest of the step and of the prompts ahead.
+
+        Prompts are taken at what they cost alone; what the batch adds is in :func:`exaserve.simulate.oracle.pick`.
+        """
+        engine, profile = self.engine, self.profile
+        total = 0.0
+        if engine.busy:
+            total = max(engine.step_end(now) - now, 0.0)
+        if engine.waiting or engine.prefilling:
+            for tokens in engine.uncomputed():
+                total += profile.prefill_s(tokens) * self.slow
+        return total
+
+
+def _timed_out(now: float, job: Job, _: Any) -> None:
+    job.on_lost(now, "connect")
