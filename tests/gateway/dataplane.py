@@ -151,7 +151,7 @@ class Bench:
         name, url = f"r{index}", f"http://127.0.0.1:{9000 + index}"
         pool = self.core.pool
         endpoint = pool.endpoint(name, url)
-        upstream = UpstreamConnection(endpoint, pool._closed, pool._check)
+        upstream = UpstreamConnection(endpoint, pool._closed, pool._heads)
         transport = MockTransport(upstream)
         upstream.idle_since = self.clock.now
         upstream.reused = True

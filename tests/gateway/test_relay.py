@@ -9,11 +9,6 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-
-from exaserve.domain.request import Outcome
-from exaserve.gateway.upstream import UpstreamConnection
-from exaserve.health import FailureKind
-from exaserve.scheduling import AdmissionConfig
 from tests.gateway.dataplane import (
     EVENTS,
     STREAM,
@@ -22,12 +17,16 @@ from tests.gateway.dataplane import (
     MockTransport,
     body,
     chunk,
-    event,
     get,
     plain,
     post,
     read_answers,
 )
+
+from exaserve.domain.request import Outcome
+from exaserve.gateway.upstream import UpstreamConnection
+from exaserve.health import FailureKind
+from exaserve.scheduling import AdmissionConfig
 
 
 @pytest.fixture(autouse=True)
@@ -46,7 +45,7 @@ def connecting(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str,
 def connect(bench: Bench, waiter: Any) -> MockTransport:
     """Plays the pool: a fresh connection for ``waiter``."""
     endpoint = waiter._connecting
-    upstream = UpstreamConnection(endpoint, bench.core.pool._closed, bench.core.pool._check)
+    upstream = UpstreamConnection(endpoint, bench.core.pool._closed, bench.core.pool._heads)
     transport = MockTransport(upstream)
     bench.core.pool._open.add(upstream)
     bench.upstreams.append(transport)
@@ -66,14 +65,23 @@ ANSWERS = {
     "empty": (plain(b""), b""),
     "event stream": (STREAM, SSE_BODY),
     "chunks": (
-        b"HTTP/1.1 200 OK\r\nContent-Type: audio/wav\r\nTransfer-Encoding: chunked\r\n\r\n" + chunk(b"abc") + chunk(b"d\n\n") + b"0\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\nContent-Type: audio/wav\r\nTransfer-Encoding: chunked\r\n\r\n"
+        + chunk(b"abc")
+        + chunk(b"d\n\n")
+        + b"0\r\n\r\n",
         b"abcd\n\n",
     ),
     "trailers": (STREAM_HEAD + chunk(EVENTS[0]) + b"0\r\nX-T: 1\r\n\r\n", EVENTS[0]),
     "several events a chunk": (STREAM_HEAD + chunk(SSE_BODY) + b"0\r\n\r\n", SSE_BODY),
     "an event over chunks": (STREAM_HEAD + chunk(EVENTS[0][:9]) + chunk(EVENTS[0][9:]) + b"0\r\n\r\n", EVENTS[0]),
-    "CRLF events": (STREAM_HEAD + chunk(b"data: a\r\n\r\n") + chunk(b"data: b\r\n\r\n") + b"0\r\n\r\n", b"data: a\r\n\r\ndata: b\r\n\r\n"),
-    "interim first": (b"HTTP/1.1 103 Early Hints\r\nLink: x\r\n\r\nHTTP/1.1 100 Continue\r\n\r\n" + plain(b"{}"), b"{}"),
+    "CRLF events": (
+        STREAM_HEAD + chunk(b"data: a\r\n\r\n") + chunk(b"data: b\r\n\r\n") + b"0\r\n\r\n",
+        b"data: a\r\n\r\ndata: b\r\n\r\n",
+    ),
+    "interim first": (
+        b"HTTP/1.1 103 Early Hints\r\nLink: x\r\n\r\nHTTP/1.1 100 Continue\r\n\r\n" + plain(b"{}"),
+        b"{}",
+    ),
     "reason": (plain(b"{}", "200 Fine By Me"), b"{}"),
     "HTTP/1.0 counted": (b"HTTP/1.0 200 OK\r\nContent-Length: 2\r\n\r\n{}", b"{}"),
 }
@@ -106,7 +114,9 @@ def test_http10_clients_get_no_chunks(name: str) -> None:
     data, content = ANSWERS[name]
     for cut in range(0, len(data), 3):
         bench = Bench(1)
-        client = ask(bench, b"POST /v1/chat/completions HTTP/1.0\r\nContent-Length: %d\r\n\r\n%b" % (len(body()), body()))
+        client = ask(
+            bench, b"POST /v1/chat/completions HTTP/1.0\r\nContent-Length: %d\r\n\r\n%b" % (len(body()), body())
+        )
         for piece in filter(None, (data[:cut], data[cut:])):
             bench.answer(piece)
         (answer,) = read_answers(client.take())
@@ -147,7 +157,9 @@ def test_one_receive_is_one_send_and_bytes_are_untouched() -> None:
 
 def test_hop_by_hop_headers_are_dropped_both_ways() -> None:
     bench = Bench(1)
-    client = ask(bench, post(None, "/v1/completions", "Connection: keep-alive, X-Hop", "X-Hop: 1", "Keep-Alive: 5", "X-End: 2"))
+    client = ask(
+        bench, post(None, "/v1/completions", "Connection: keep-alive, X-Hop", "X-Hop: 1", "Keep-Alive: 5", "X-End: 2")
+    )
     sent = bench.busy().take()
     assert b"X-Hop" not in sent
     assert b"eep-" not in sent
@@ -388,7 +400,9 @@ def test_an_event_too_long_to_hold_is_passed_on() -> None:
     bench.settled()
 
 
-@pytest.mark.parametrize("status", ["502 Bad Gateway", "503 Service Unavailable", "504 Gateway Timeout", "429 Too Many Requests"])
+@pytest.mark.parametrize(
+    "status", ["502 Bad Gateway", "503 Service Unavailable", "504 Gateway Timeout", "429 Too Many Requests"]
+)
 def test_statuses_that_another_replica_may_not_have(status: str) -> None:
     bench = Bench(2)
     client = ask(bench)
@@ -407,7 +421,9 @@ def test_statuses_that_another_replica_may_not_have(status: str) -> None:
     bench2.settled()
 
 
-@pytest.mark.parametrize(("status", "bad"), [("400 Bad Request", 0), ("404 Not Found", 0), ("422 X", 0), ("500 Internal", 1)])
+@pytest.mark.parametrize(
+    ("status", "bad"), [("400 Bad Request", 0), ("404 Not Found", 0), ("422 X", 0), ("500 Internal", 1)]
+)
 def test_statuses_that_are_passed_on(status: str, bad: int) -> None:
     bench = Bench(2)
     client = ask(bench)
@@ -530,7 +546,11 @@ def test_a_client_that_leaves_releases_everything(phase: str, monkeypatch: pytes
     assert all(t.aborted for t in bench.upstreams if t.take() and phase != "backing off")
     if phase == "connecting":
         waiter = asked[0][1]
-        waiter.connected(UpstreamConnection(bench.core.pool.endpoint("r0", "http://127.0.0.1:9000"), bench.core.pool._closed, bench.core.pool._check))
+        waiter.connected(
+            UpstreamConnection(
+                bench.core.pool.endpoint("r0", "http://127.0.0.1:9000"), bench.core.pool._closed, bench.core.pool._heads
+            )
+        )
         bench.settled()
     bench.core.tick(bench.clock.now + 10_000)
     bench.settled()
@@ -540,7 +560,10 @@ def test_outcomes_are_counted_once() -> None:
     bench = Bench(1, idle=3)
     done: list[Outcome] = []
     release = bench.scheduler.release
-    bench.scheduler.release = lambda p, now, outcome, usage=None: (done.append(outcome), release(p, now, outcome, usage))[1]  # type: ignore[method-assign]
+    bench.scheduler.release = lambda p, now, outcome, usage=None: (
+        done.append(outcome),
+        release(p, now, outcome, usage),
+    )[1]  # type: ignore[method-assign]
     ask(bench)
     bench.answer(STREAM)
     ask(bench)
@@ -774,7 +797,15 @@ def test_models_are_listed_with_a_replica_down() -> None:
 
 
 # ---- fuzz -----------------------------------------------------------------------------------------------------------
-@given(st.lists(st.one_of(st.binary(max_size=40), st.sampled_from([post(), post()[:50], post()[50:], get("/health"), b"\r\n", b"0\r\n\r\n"])), max_size=8))
+@given(
+    st.lists(
+        st.one_of(
+            st.binary(max_size=40),
+            st.sampled_from([post(), post()[:50], post()[50:], get("/health"), b"\r\n", b"0\r\n\r\n"]),
+        ),
+        max_size=8,
+    )
+)
 def test_no_client_bytes_break_the_connection_object(pieces: list[bytes]) -> None:
     bench = Bench(1, idle=8)
     bench.core._clients.clear()

@@ -39,7 +39,7 @@ class ClientConnection(asyncio.Protocol):
 
     def __init__(self, core: Core) -> None:
         self._core = core
-        self._reader = RequestReader(core.limits, core.check)
+        self._reader = RequestReader(core.limits, core.heads)
         self.transport: asyncio.Transport | None = None
         self.exchange: Exchange | None = None
         self.deadline = inf

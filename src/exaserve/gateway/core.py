@@ -24,7 +24,7 @@ from exaserve.domain.request import Outcome, RequestFacts, Usage
 from exaserve.gateway.answers import Cors, answer, error_answer, json_answer, models_body, preflight
 from exaserve.gateway.client import ClientConnection
 from exaserve.gateway.exchange import Exchange
-from exaserve.gateway.heads import WholeCheck
+from exaserve.gateway.heads import Heads
 from exaserve.gateway.inspect import inspect
 from exaserve.gateway.parse import Request
 from exaserve.gateway.pool import UpstreamPool
@@ -113,7 +113,7 @@ class Core:
         self.cors = Cors(settings.cors_origins)
         self.budget = RetryBudget(settings.retry)
         self.pool = UpstreamPool(settings.timeouts, clock)
-        self.check = WholeCheck(HttpRequestParser)
+        self.heads: Heads[Request] = Heads(HttpRequestParser)
         self.stopping = False
         self.exchanges: set[Exchange] = set()
         self._clients: set[ClientConnection] = set()

@@ -16,7 +16,7 @@ from httptools import HttpParserError, HttpParserUpgrade, HttpRequestParser
 
 from exaserve.config.settings import ClientLimits
 from exaserve.domain.errors import BadFraming, BodyTooLarge, ClientError, HeadersTooLarge
-from exaserve.gateway.heads import WholeCheck, cutter
+from exaserve.gateway.heads import Heads, cutter, skeleton
 
 __all__ = ["BODY", "HEAD", "IDLE", "Request", "RequestReader", "connection_options"]
 
@@ -37,6 +37,7 @@ class Request:
         keep_alive: the client wants to go on after this answer.
         expect: the client waits for ``100 Continue`` before its body.
         length: announced body length in bytes, -1 if none.
+        noted: any of the following is set.
         session, request_id, origin, priority, deadline: values of the headers that the gateway itself understands, b""
             where absent.
     """
@@ -53,6 +54,7 @@ class Request:
     upgrade: bool = False
     length: int = -1
     hosts: int = 0
+    noted: bool = False
     connection: bytes | None = None
     session: bytes = b""
     request_id: bytes = b""
@@ -115,9 +117,9 @@ class RequestReader:
 
     __slots__ = (
         "_began",
-        "_check",
         "_fed",
         "_feed_size",
+        "_heads",
         "_limits",
         "_parser",
         "_pieces",
@@ -129,9 +131,9 @@ class RequestReader:
         "ready",
     )  # fmt: skip
 
-    def __init__(self, limits: ClientLimits, check: WholeCheck | None = None) -> None:
+    def __init__(self, limits: ClientLimits, heads: Heads[Request] | None = None) -> None:
         self._limits = limits
-        self._check = check or WholeCheck(HttpRequestParser)
+        self._heads = heads or Heads(HttpRequestParser)
         self._parser: HttpRequestParser | None = None
         self.ready: deque[Request] = deque()
         self.phase = IDLE
@@ -183,47 +185,56 @@ class RequestReader:
 
     def _whole(self, data: bytes) -> Request | None:
         """``data`` as one request if it is exactly one, of the usual kind; None sends it the long way, which decides."""
-        limits = self._limits
         end = data.find(b"\r\n\r\n")
-        if end < 0 or end > limits.header_bytes_max:
+        if end < 0:
+            return None
+        key, length = skeleton(data, end)
+        if length < 0 or end + 4 + length != len(data) or length > self._limits.body_bytes_max:
+            return None
+        heads = self._heads
+        like = heads.seen.get(key)
+        if like is None:
+            like = self._read_head(data, end)
+            if like is None or not heads.whole(data):
+                return None
+            if not like.request_id:  # one with an id of its own will not come again
+                heads.remember(key, like)
+        request = Request()
+        request.method = like.method
+        request.target = like.target
+        request.head = like.head
+        if like.noted:
+            request.session, request.request_id, request.origin = like.session, like.request_id, like.origin
+            request.priority, request.deadline = like.priority, like.deadline
+        if length:
+            request.length = length
+            request.body = data[end + 4 :]
+        return request
+
+    def _read_head(self, data: bytes, end: int) -> Request | None:
+        """The head of ``data`` if it is of the usual kind, except what llhttp has to say of it."""
+        limits = self._limits
+        if end > limits.header_bytes_max or data.count(b"\r\n", 0, end) > limits.header_count_max:
             return None
         parts = _cut(data[:end])
         request = Request()
-        length = hosts = 0
         for at in range(1, len(parts), 3):
-            name = parts[at]
+            name, value = parts[at], parts[at + 1].rstrip(b" \t")
             kind = _SPELLINGS.get(name) or _KINDS[name.lower()]
-            value = parts[at + 1]
             if kind == _HOST:
-                hosts += 1
-            elif kind == _LENGTH:
-                if length or len(value) > 15 or not value.isdigit():
-                    return None
-                length = int(value)
-            elif kind == _CONNECTION:
-                if value not in _SIMPLE_CONNECTION:
-                    return None
-            elif kind in _LONG_WAY:
+                request.hosts += 1
+            elif kind in _LONG_WAY or (kind == _CONNECTION and value not in _SIMPLE_CONNECTION):
                 return None
-            elif kind != _DROP:
-                value = value.rstrip(b" \t")
+            elif kind >= _SESSION:
+                request.noted = True
                 self._note(request, kind, value)
                 if kind != _REQUEST_ID:
                     parts[at + 2] = b"\r\n%b: %b%b" % (name, value, parts[at + 2])
-        if hosts != 1 or end + 4 + length != len(data) or length > limits.body_bytes_max:
-            return None
-        head = request.head = b"".join(parts[::3])
-        words = head.split(b"\r\n", 1)[0].split(b" ")
-        if len(words) != 3 or not words[0].isalpha() or words[2] != b"HTTP/1.1":
-            return None
-        if end > 4 * limits.header_count_max and data.count(b"\r\n", 0, end) > limits.header_count_max:
+        request.head = b"".join(parts[::3])
+        words = request.head.split(b"\r\n", 1)[0].split(b" ")
+        if request.hosts != 1 or len(words) != 3 or not words[0].isalpha() or words[2] != b"HTTP/1.1":
             return None
         request.method, request.target, _ = words
-        if not self._check(data):
-            return None
-        if length:
-            request.body = data[end + 4 :]
-            request.length = length
         return request
 
     def fail(self, error: ClientError) -> None:

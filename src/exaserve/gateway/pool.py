@@ -10,7 +10,7 @@ from httptools import HttpResponseParser
 
 from exaserve.config.settings import Timeouts
 from exaserve.domain.errors import ConnectFailed
-from exaserve.gateway.heads import WholeCheck
+from exaserve.gateway.heads import Heads
 from exaserve.gateway.upstream import Endpoint, UpstreamConnection
 
 __all__ = ["Connecting", "UpstreamPool"]
@@ -34,7 +34,7 @@ class UpstreamPool:
     def __init__(self, timeouts: Timeouts, clock: Callable[[], float]) -> None:
         self._timeouts = timeouts
         self._clock = clock
-        self._check = WholeCheck(HttpResponseParser)
+        self._heads: Heads[tuple[int, bytes]] = Heads(HttpResponseParser)
         self._endpoints: dict[str, Endpoint] = {}
         self._open: set[UpstreamConnection] = set()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -92,7 +92,7 @@ class UpstreamPool:
         try:
             async with asyncio.timeout(limit_s):
                 _, upstream = await loop.create_connection(
-                    lambda: UpstreamConnection(endpoint, self._closed, self._check), endpoint.host, endpoint.port
+                    lambda: UpstreamConnection(endpoint, self._closed, self._heads), endpoint.host, endpoint.port
                 )
         except TimeoutError:
             waiter.connect_failed(

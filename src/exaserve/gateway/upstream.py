@@ -18,7 +18,7 @@ from httptools import HttpParserError, HttpParserUpgrade, HttpResponseParser
 
 from exaserve.domain.errors import ConnectFailed, ConnectionLost, InvalidResponse, ReplicaError
 from exaserve.gateway.answers import chunk, status_line
-from exaserve.gateway.heads import WholeCheck, cutter, header
+from exaserve.gateway.heads import Heads, cutter, header, skeleton
 from exaserve.gateway.usage import TAIL_BYTES
 
 __all__ = ["Endpoint", "Relay", "UpstreamConnection"]
@@ -106,16 +106,49 @@ class UpstreamConnection(asyncio.Protocol):
     """
 
     __slots__ = (
-        "_buffer", "_check", "_coding_unknown", "_decoder", "_feed", "_held_head", "_http11", "_interims", "_lines", "_odd",
-        "_parser", "_pending", "_remaining", "_surplus", "_tail", "_write", "active", "chunked", "clean", "complete",
-        "endpoint", "event_stream", "head", "idle_since", "length", "mode", "on_closed", "paused", "relay", "reusable",
-        "reused", "sent_at", "silent", "status", "transport",
+        "_buffer",
+        "_coding_unknown",
+        "_decoder",
+        "_feed",
+        "_heads",
+        "_held_head",
+        "_http11",
+        "_interims",
+        "_lines",
+        "_odd",
+        "_parser",
+        "_pending",
+        "_remaining",
+        "_surplus",
+        "_tail",
+        "_write",
+        "active",
+        "chunked",
+        "clean",
+        "complete",
+        "endpoint",
+        "event_stream",
+        "head",
+        "idle_since",
+        "length",
+        "mode",
+        "on_closed",
+        "paused",
+        "relay",
+        "reusable",
+        "reused",
+        "sent_at",
+        "silent",
+        "status",
+        "transport",
     )  # fmt: skip
 
-    def __init__(self, endpoint: Endpoint, on_closed: Callable[[UpstreamConnection], None], check: WholeCheck) -> None:
+    def __init__(
+        self, endpoint: Endpoint, on_closed: Callable[[UpstreamConnection], None], heads: Heads[tuple[int, bytes]]
+    ) -> None:
         self.endpoint = endpoint
         self.on_closed = on_closed
-        self._check = check
+        self._heads = heads
         self.mode = IDLE
         self.transport: asyncio.Transport | None = None
         self.relay: Relay | None = None
@@ -337,27 +370,20 @@ class UpstreamConnection(asyncio.Protocol):
         end = data.find(b"\r\n\r\n")
         if end < 0:
             return False
-        parts = _cut(data[:end])
-        length = -1
-        for at in range(1, len(parts), 3):
-            kind = _SPELLINGS.get(parts[at]) or _KINDS[parts[at].lower()]
-            if kind == _LENGTH:
-                value = parts[at + 1]
-                if length >= 0 or len(value) > 15 or not value.isdigit():
-                    return False
-                length = int(value)
-            elif kind != _DROP:
+        key, length = skeleton(data, end)
+        if length < 0 or end + 4 + length != len(data):
+            return False
+        heads = self._heads
+        like = heads.seen.get(key)
+        if like is None:
+            like = _read_head(data, end)
+            if like is None or not heads.whole(data):
                 return False
-        status = data[9:12]
-        if length < 0 or end + 4 + length != len(data) or data[:9] != b"HTTP/1.1 " or not b"200" <= status <= b"599":
-            return False
-        if status in _BODYLESS or not self._check(data):
-            return False
-        self.status = int(status)
+            heads.remember(key, like)
+        self.status, self.head = like
         self.length = length
         self.reusable = self.complete = self._odd = True
         self.chunked = self.event_stream = False
-        self.head = b"".join(parts[::3])
         assert self.relay is not None
         self.relay.answered(self, data[end + 4 :])
         return True
@@ -465,6 +491,22 @@ class UpstreamConnection(asyncio.Protocol):
         self.abort()
         if relay is not None:
             relay.lost(self, InvalidResponse(f"The replica's answer is not valid HTTP: {why}."))
+
+
+def _read_head(data: bytes, end: int) -> tuple[int, bytes] | None:
+    """Status and forwarded head of an answer of the usual kind, except what llhttp has to say of it."""
+    parts = _cut(data[:end])
+    lengths = 0
+    for at in range(1, len(parts), 3):
+        kind = _SPELLINGS.get(parts[at]) or _KINDS[parts[at].lower()]
+        if kind == _LENGTH:
+            lengths += 1
+        elif kind != _DROP:
+            return None
+    status = data[9:12]
+    if lengths != 1 or data[:9] != b"HTTP/1.1 " or not b"200" <= status <= b"599" or status in _BODYLESS:
+        return None
+    return int(status), b"".join(parts[::3])
 
 
 class _ChunkDecoder:
