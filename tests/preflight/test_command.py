@@ -71,6 +71,7 @@ def test_this_machine_gives_a_useful_report(capsys: pytest.CaptureFixture[str]) 
     found = rows(document, "this machine")
     assert {"topology", "cpu", "limits", "connections", "clock", "mtu_ping"} <= set(found)
     assert found["mtu_ping"] == "not run"
+    assert found["nccl"] == "not run", "it loads the machine"
     if shutil.which("nvidia-smi") is None:
         topology = next(each for each in document["results"] if each["check"] == "topology")
         assert topology["summary"] == "not run: nvidia-smi not found"

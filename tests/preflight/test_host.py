@@ -195,4 +195,4 @@ def test_repairs_are_commands(context: Context) -> None:
     found = kernel.judge_connections(
         SYSCTLS.replace("somaxconn:65535", "somaxconn:128"), replace(context, streams=200_000, engines=100)
     )
-    assert found.findings[0].repair.startswith("sysctl -w net.core.somaxconn=50000")
+    assert found.findings[0].repair.startswith("sysctl -w net.core.somaxconn=25000")

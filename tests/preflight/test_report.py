@@ -116,6 +116,18 @@ def test_like_hosts_and_single_hosts(context: Context) -> None:
     assert compare_hosts(one, context) == []
     (fleet,) = compare_hosts(one + judge_host("n2", HEALTHY, context), context)
     assert fleet.verdict is Verdict.OK
+    assert fleet.lines == (
+        "bandwidth between hosts: mpirun -np 16 -H n1:8,n2:8 all_reduce_perf -b 256M -e 8G -f 2 -g 1",
+    )
+
+
+def test_start_command_has_the_recommended_settings() -> None:
+    from exaserve.preflight.nccl import start_command
+
+    command = start_command({"n1": 4}, {"NCCL_IB_HCA": "=mlx5_0,mlx5_1", "NCCL_SOCKET_IFNAME": "=eno1"})
+    assert command.startswith(
+        "mpirun -np 4 -H n1:4 -x NCCL_IB_HCA==mlx5_0,mlx5_1 -x NCCL_SOCKET_IFNAME==eno1 all_reduce_perf"
+    )
 
 
 def test_clocks_apart(context: Context) -> None:

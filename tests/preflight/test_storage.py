@@ -121,6 +121,7 @@ def test_what_stands_beside_the_weights(model: Path, context: Context) -> None:
 
 def test_no_folder_and_other_formats(tmp_path: Path, context: Context) -> None:
     assert codes_of(judge_weights(run(tmp_path / "none"), context)) == ["PF-WGT-001"]
+    assert codes_of(judge_weights(run(tmp_path), context)) == ["PF-WGT-001"]
     (tmp_path / "m.gguf").write_bytes(b"GGUF")
     assert "PF-WGT-006" in codes_of(judge_weights(run(tmp_path), context))
 

@@ -8,6 +8,7 @@ import re
 import shlex
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -144,10 +145,11 @@ def preflight(
     names = read_hosts(hosts or [], hosts_file)
     if saved is not None and names:
         raise ConfigError("--from and --host exclude each other")
-    chosen = _chosen(check, active)
+    # A check that is named may load the machine: why else name it.
+    plan = _Plan(tuple(_chosen(check)), weights, peer, active or bool(check))
     if print_script:
-        values = {key: value for key, value in (("weights", weights), ("peer", peer)) if value}
-        typer.echo(script([c for c in chosen if not c.manual and set(c.needs) <= set(values)], values), nl=False)
+        can, values, _ = plan.runnable(peer)
+        typer.echo(script(can, values), nl=False)
         return None
     console = Console(stderr=True)
     if saved is not None:
@@ -156,9 +158,9 @@ def preflight(
         ssh_options = SshOptions(
             tuple(shlex.split(ssh)) or ("ssh",), connect_timeout_s, session_timeout_s, hosts_at_once
         )
-        collected = _over_ssh(names, chosen, weights, peer, ssh_options, console)
+        collected = _over_ssh(names, plan, ssh_options, console)
     else:
-        collected = [_here(chosen, weights, peer, session_timeout_s, console)]
+        collected = [_here(plan, session_timeout_s, console)]
     if save_to is not None:
         for each in collected:
             save(each, save_to)
@@ -205,9 +207,9 @@ def _names(options: Sequence[str] | None) -> set[str] | None:
     return {part for option in options for part in option.split(",") if part} if options else None
 
 
-def _chosen(names: Sequence[str] | None, active: bool) -> list[Check]:
+def _chosen(names: Sequence[str] | None) -> list[Check]:
     if not names:
-        return [check for check in CHECKS if active or not check.active]
+        return list(CHECKS)
     known = {check.id: check for check in CHECKS}
     wanted = _names(names) or set()
     for name in sorted(wanted):
@@ -218,48 +220,48 @@ def _chosen(names: Sequence[str] | None, active: bool) -> list[Check]:
     return [check for check in CHECKS if check.id in wanted or check.id in along]
 
 
-def _runnable(
-    checks: Sequence[Check], weights: str | None, peer: str | None
-) -> tuple[list[Check], dict[str, str], dict[str, Output]]:
-    """Checks that can run, the values of their placeholders, and why the others do not."""
-    values = {key: value for key, value in (("weights", weights), ("peer", peer)) if value}
-    can, cannot = [], {}
-    for check in checks:
-        missing = [name for name in check.needs if name not in values]
-        if check.manual:
-            cannot[check.id] = Output(problem=f"by hand: {check.manual}")
-        elif missing:
-            cannot[check.id] = Output(problem=f"needs --{missing[0]}")
-        else:
-            can.append(check)
-    return can, values, cannot
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    """What is to run: checks, the values of their placeholders, and whether the machine may be loaded."""
+
+    checks: tuple[Check, ...]
+    weights: str | None
+    peer: str | None
+    active: bool
+
+    def runnable(self, peer: str | None) -> tuple[list[Check], dict[str, str], dict[str, Output]]:
+        """Checks that can run, the values for them, and why the others do not."""
+        values = {key: value for key, value in (("weights", self.weights), ("peer", peer)) if value}
+        can, cannot = [], {}
+        for check in self.checks:
+            missing = [name for name in check.needs if name not in values]
+            if check.manual:
+                cannot[check.id] = Output(problem=f"by hand: {check.manual}")
+            elif check.active and not self.active:
+                cannot[check.id] = Output(problem="loads the machine: needs --active")
+            elif missing:
+                cannot[check.id] = Output(problem=f"needs --{missing[0]}")
+            else:
+                can.append(check)
+        return can, values, cannot
 
 
-def _here(
-    checks: Sequence[Check], weights: str | None, peer: str | None, timeout_s: float, console: Console
-) -> Collected:
-    can, values, cannot = _runnable(checks, weights, peer)
+def _here(plan: _Plan, timeout_s: float, console: Console) -> Collected:
+    can, values, cannot = plan.runnable(plan.peer)
     with console.status(f"{len(can)} checks on this machine"):
         got = asyncio.run(collect_local(can, values, timeout_s))
     return Collected(got.host, {**cannot, **got.outputs}, got.problem, got.raw)
 
 
-def _over_ssh(
-    names: Sequence[str],
-    checks: Sequence[Check],
-    weights: str | None,
-    peer: str | None,
-    ssh: SshOptions,
-    console: Console,
-) -> list[Collected]:
+def _over_ssh(names: Sequence[str], plan: _Plan, ssh: SshOptions, console: Console) -> list[Collected]:
     def peer_of(host: str) -> str | None:
-        if peer is not None or len(names) < 2:
-            return peer
+        if plan.peer is not None or len(names) < 2:
+            return plan.peer
         # A user before the name is SSH's, not ping's.
         return re.sub(r"^.*@", "", names[(names.index(host) + 1) % len(names)])
 
-    def plan(host: str) -> tuple[Sequence[Check], Mapping[str, str]]:
-        can, values, _ = _runnable(checks, weights, peer_of(host))
+    def checks(host: str) -> tuple[Sequence[Check], Mapping[str, str]]:
+        can, values, _ = plan.runnable(peer_of(host))
         return can, values
 
     finished = 0
@@ -270,11 +272,8 @@ def _over_ssh(
             finished += 1
             status.update(f"{finished} of {len(names)} hosts")
 
-        got = asyncio.run(collect_hosts(names, plan, ssh, done))
-    return [
-        Collected(c.host, {**_runnable(checks, weights, peer_of(c.host))[2], **c.outputs}, c.problem, c.raw)
-        for c in got
-    ]
+        got = asyncio.run(collect_hosts(names, checks, ssh, done))
+    return [Collected(c.host, {**plan.runnable(peer_of(c.host))[2], **c.outputs}, c.problem, c.raw) for c in got]
 
 
 def _judge(

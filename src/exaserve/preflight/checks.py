@@ -285,7 +285,7 @@ CHECKS: tuple[Check, ...] = (
         storage.judge_weights,
         timeout_s=120.0,
         needs=("weights",),
-        recognises=lambda text: text.lstrip().startswith("@file "),
+        recognises=lambda text: re.match(r"\s*@(?:folder\s|file )", text) is not None,
     ),
     Check(
         "checksums",

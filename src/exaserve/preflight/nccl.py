@@ -8,7 +8,7 @@ left out and said so. "Avg bus bandwidth" is never compared with a link: it aver
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,7 +16,7 @@ from exaserve.preflight.machines import Machine, find_machine
 from exaserve.preflight.model import Context, Finding, Judgement, failed, not_understood, unknown, warning
 from exaserve.preflight.text import clean_lines, number, plain_names, strip_launcher, whole
 
-__all__ = ["NcclRow", "NcclRun", "judge_nccl", "looks_like_nccl", "parse_nccl"]
+__all__ = ["NcclRow", "NcclRun", "judge_nccl", "looks_like_nccl", "parse_nccl", "start_command"]
 
 _RANK = re.compile(
     r"#?\s*Rank\s+(\d{1,5})\s+(?:Group\s+\d+\s+)?Pid\s+\d+\s+on\s+(\S+)\s+device\s+(\d+)\s+\[\S+\]\s*(.*?)\s*$"
@@ -152,6 +152,18 @@ def _fits(size: int, time_us: float, algbw: float) -> bool:
         return False
     expected = size / time_us / 1000
     return abs(expected - algbw) <= max(0.006, 0.02 * expected)
+
+
+def start_command(hosts: Mapping[str, int], settings: Mapping[str, str]) -> str:
+    """How to run all_reduce over all cards of some hosts; its output is what this module reads.
+
+    Args:
+        hosts: name to number of cards.
+        settings: NCCL's environment, such as the recommended NCCL_IB_HCA.
+    """
+    where = ",".join(f"{host}:{cards}" for host, cards in hosts.items())
+    exports = "".join(f" -x {name}={value}" for name, value in settings.items())
+    return f"mpirun -np {sum(hosts.values())} -H {where}{exports} all_reduce_perf -b 256M -e 8G -f 2 -g 1"
 
 
 # ------------------------------------------------------------------------------------------------ judge

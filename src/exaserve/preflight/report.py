@@ -24,6 +24,7 @@ from exaserve.preflight.model import (
     warning,
     worst,
 )
+from exaserve.preflight.nccl import start_command
 from exaserve.preflight.text import plain_names
 
 __all__ = ["EXIT_CODES", "Report", "build_report", "compare_hosts", "judge_host", "unreachable", "unrecognised"]
@@ -166,11 +167,17 @@ def compare_hosts(results: Sequence[Result], context: Context) -> list[Result]:
     rates = {host: _counted(facts.get("ibstat", {}).get("active_gbit_s")) for host, facts in by_host.items()}
     findings += _odd_ones("active ports", rates)
     findings += _mtu(by_host) + _clocks(by_host, context)
+    cards = {host: len(t[0]["cards"]) for host, f in by_host.items() if (t := f.get("topology", {}).get("tables"))}
+    lines = []
+    if len(cards) > 1:
+        # Two hosts tell as much about a link as all of them, and a bad one is found by halves.
+        pair = dict(list(cards.items())[:2])
+        settings = by_host[next(iter(pair))].get("nccl_interface", {}).get("recommended") or {}
+        lines.append(f"bandwidth between hosts: {start_command(pair, settings)}")
     verdict = worst(finding.verdict for finding in findings)
     summary = f"{len(by_host)} hosts compared" + ("" if findings else ", alike")
-    return [
-        Result(FLEET, "fleet", "Hosts alike", "host", verdict, summary, tuple(findings), {"hosts": sorted(by_host)})
-    ]
+    said = {"hosts": sorted(by_host)}
+    return [Result(FLEET, "fleet", "Hosts alike", "host", verdict, summary, tuple(findings), said, tuple(lines))]
 
 
 def _odd_ones(what: str, values: Mapping[str, Any]) -> list[Finding]:

@@ -1,6 +1,6 @@
 """Space and speed of the disk that holds the weights, and whether the weights are complete.
 
-The listing that :data:`WEIGHTS_COMMAND` prints has one ``@file`` line per file (name, size) and, for safetensors, one
+The listing that :data:`WEIGHTS_COMMAND` prints begins with ``@folder`` and has one ``@file`` line per file (name, size) and, for safetensors, one
 ``@header`` line with the length that the first eight bytes declare and then the JSON header itself. That is enough to
 know that every tensor is there and that no file was cut, without reading the tensors.
 """
@@ -23,7 +23,7 @@ __all__ = ["WEIGHTS_COMMAND", "judge_checksums", "judge_disk", "judge_read_speed
 HEADER_BYTES_MAX = 100_000_000
 """The format's own bound of its header."""
 
-WEIGHTS_COMMAND = r"""cd {weights} || exit 1
+WEIGHTS_COMMAND = r"""cd {weights} || exit 1; echo @folder
 for f in *; do [ -f "$f" ] || continue
   s=$(stat -L -c %s "$f"); printf '@file %s %s\n' "$s" "$f"
   case $f in
@@ -95,6 +95,8 @@ def judge_weights(text: str, context: Context) -> Judgement:
     folder = _parse(text)
     if not folder.files:
         missing = re.search(r"(?:can't cd|No such file)[^\n]*", text)
+        if text.strip() == "@folder":
+            return Judgement("empty folder", (failed("PF-WGT-001", "the folder of the weights has no files"),))
         if missing:
             return Judgement("no such folder", (failed("PF-WGT-001", "the folder of the weights does not exist"),))
         return not_understood("file")
