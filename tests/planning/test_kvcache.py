@@ -168,3 +168,19 @@ def test_draft_layers_share_the_cache() -> None:
     plain = kv_layout(arch, Placement(8), OLD)
     drafted = kv_layout(arch, Placement(8), OLD, draft_layers=1)
     assert drafted.bytes_per_token() == plain.bytes_per_token() * 62 / 61
+
+
+def test_before_latent_attention_was_known_its_heads_were_cached_whole() -> None:
+    # deepseek-ai/DeepSeek-V2#83: 13,360 tokens on eight 80 GB cards, where latents would give thirteen times as many.
+    arch = model_from_name("deepseek-ai/DeepSeek-V2")
+    plan = plan_memory(
+        MemoryRequest(arch, HARDWARE["A100-80"], Placement(8), parse_engine("V0"), max_model_len=163_840)
+    )
+    assert plan.tokens == pytest.approx(13_360, rel=0.15)
+    assert plan.layout.bytes_per_token() == 60 * 16 * 2 * 256 * 2
+
+
+def test_a_state_of_32_bits_sets_the_block_that_a_log_shows() -> None:
+    # vllm-project/vllm#40691: 290,864 tokens are 371 blocks of 784.
+    assert layout("Qwen3.5-27B", version=parse_engine("0.19.0")).block == 784
+    assert 290_864 % 784 == 0

@@ -22,6 +22,7 @@ _RELEASES = (
     ((2026, 2), 16), ((2026, 3), 18), ((2026, 4), 20), ((2026, 5), 21), ((2026, 6), 24), ((2026, 7), 26),
 )  # fmt: skip
 LATEST = 26
+PATCH_LAST = 99
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +46,8 @@ class EngineVersion:
     def label(self) -> str:
         if self.name == "sglang":
             return "SGLang"
-        return f"vLLM 0.{self.minor}.{self.patch}" + (" (V0 engine)" if self.generation == 0 else "")
+        patch = "x" if self.patch == PATCH_LAST else str(self.patch)
+        return f"vLLM 0.{self.minor}.{patch}" + (" (V0 engine)" if self.generation == 0 else "")
 
     @property
     def hybrid_caches(self) -> bool:
@@ -63,6 +65,11 @@ class EngineVersion:
     def state_blocks(self) -> int:
         """Blocks a sequence holds of each group of states: two since states are cached at block boundaries."""
         return 2 if self.minor >= 17 else 1
+
+    @property
+    def expands_latents(self) -> bool:
+        """Before 0.7.1 latent attention was cached like any other, with heads padded to 256."""
+        return self.generation == 0 and (self.minor, self.patch) < (7, 1)
 
     @property
     def pads_latents(self) -> bool:
@@ -98,7 +105,9 @@ def parse_engine(text: str) -> EngineVersion:
     generation = 0 if re.search(r"\bv0\b(?!\.)", lower) else 1
     minor, patch = LATEST, 0
     if number:
-        minor, patch = int(number[1]), int(number[2] or 0)
+        minor = int(number[1])
+        # "0.7.x" and "0.7" are taken as the last patch of that release.
+        patch = int(number[2]) if number[2] else PATCH_LAST
         if minor < 8 and "v1" not in lower:
             generation = 0
     elif date and date[1] in _MONTHS:
@@ -107,7 +116,7 @@ def parse_engine(text: str) -> EngineVersion:
     elif year := re.search(r"\b(20\d\d)\b", lower):
         minor = max((release for start, release in _RELEASES if start <= (int(year[1]), 6)), default=3)
     elif generation == 0:
-        minor = 7
+        minor = 6
     elif re.search(r"\bv1\b", lower):
         minor = 10  # "V1" is said only of releases that still had V0
     return EngineVersion("vllm", generation, minor, patch, stated=True)

@@ -30,6 +30,7 @@ __all__ = ["CacheGroup", "KvLayout", "KvResult", "kv_layout"]
 BLOCKS_MAX = 1 << 40
 STATE_ALIGNMENT = 16
 LATENT_PADDING = 128
+EXPANDED_HEAD = 256
 GROUP_STRETCH = 1.5
 
 
@@ -167,7 +168,10 @@ def kv_layout(
         stage_of += [placement.pp - 1] * (len(caches) - len(stage_of))
     if not version.hybrid_caches:
         caches = [_as_full(c) for c in caches]
-    if version.pads_latents and value_bytes == 2:
+    if version.expands_latents:
+        whole = Cache("full", arch.facts.heads, 2 * EXPANDED_HEAD)
+        caches = [whole if c.kind == "mla" else c for c in caches]
+    elif version.pads_latents and value_bytes == 2:
         caches = [replace(c, width=pad(c.width, LATENT_PADDING)) if c.kind == "mla" else c for c in caches]
     block = _block_for(caches, placement.tp, value_bytes, block)
     groups = _groups(caches, placement.tp, value_bytes, block)
