@@ -16,7 +16,7 @@ from exaserve.config import child_environment
 
 __all__ = ["Child", "stop_all"]
 
-_TAIL_LINES_MAX = 40
+_TAIL_LINES_MAX = 200
 _LINE_BYTES_MAX = 65_536
 
 
@@ -48,13 +48,19 @@ class Child:
         env: dict[str, str] | None = None,
         pass_fds: Sequence[int] = (),
         on_line: Callable[[str, str], None] | None = None,
+        wrapper: Sequence[str] | None = None,
     ) -> Child:
         """Start ``argv``. ``on_line`` is given each line of its output as (name, line).
+
+        ``wrapper`` stands before it (see :mod:`exaserve.agent.shim`); unless given, the program ends with this process
+        by :mod:`exaserve.agent.launch`.
 
         It gets a session of its own: Ctrl-C in the terminal reaches this process alone, which stops its children in
         order, and all that the program starts can be signalled together.
         """
-        command = [sys.executable, "-S", "-E", str(Path(launch.__file__)), str(os.getpid()), *argv]
+        if wrapper is None:
+            wrapper = (sys.executable, "-S", "-E", str(Path(launch.__file__)), str(os.getpid()))
+        command = [*wrapper, *argv]
         process = await asyncio.create_subprocess_exec(
             *command,
             stdin=asyncio.subprocess.DEVNULL,

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
+import msgspec
+
+from exaserve.agent.machine import read_machine
+from exaserve.agent.plan import plan_node
 from exaserve.config import Cluster, NodeEntry, Pool, split_url
 from exaserve.domain.replica import ReplicaSpec
 from exaserve.emulator.config import EmulatorConfig
 from exaserve.emulator.process import arguments
-from exaserve.engines.launch import LaunchRequest, launch_argv
 
-__all__ = ["EXASERVE", "process_commands"]
+__all__ = ["EXASERVE", "emulated_argv", "process_commands"]
 
 EXASERVE = (sys.executable, "-m", "exaserve")
 """This very installation, whatever the path finds under its name."""
@@ -26,24 +30,40 @@ def process_commands(cluster: Cluster) -> Iterator[tuple[str, list[str], dict[st
             for node_index, node in enumerate(cluster.nodes):
                 name = f"{pool.served_name} on {node.name}" if len(cluster.pools) > 1 else node.name
                 yield name, _emulator_argv(pool, node, node_index), {}
-        else:
-            for index, spec in enumerate(cluster.started(pool)):
-                yield str(spec.id), _engine_argv(pool, spec), _devices(pool, index % pool.num_replicas_per_node)
+            continue
+        machine = read_machine()
+        for node in cluster.nodes:
+            alone = msgspec.structs.replace(cluster, pools=(pool,))
+            for unit in plan_node(alone, node, machine, Path()):
+                name = unit.spec.id if len(cluster.pools) == 1 else f"{pool.served_name}/{unit.spec.id}"
+                yield name, list(unit.argv), dict(unit.env)
+
+
+def emulated_argv(pool: Pool, spec: ReplicaSpec, index: int) -> list[str]:
+    """One emulated replica as a process of its own, for an agent."""
+    host, port = split_url(spec.url)
+    return [*EXASERVE, "emulate", *arguments(_emulated(pool, host, port, 1, pool.emulator.seed + index))]
 
 
 def _emulator_argv(pool: Pool, node: NodeEntry, node_index: int) -> list[str]:
+    seed = pool.emulator.seed + node_index * pool.num_replicas_per_node
+    config = _emulated(pool, node.address, pool.base_port, pool.num_replicas_per_node, seed)
+    return [*EXASERVE, "emulate", *arguments(config), *pool.engine_args]
+
+
+def _emulated(pool: Pool, host: str, port: int, replicas: int, seed: int) -> EmulatorConfig:
     settings = pool.emulator
-    config = EmulatorConfig(
+    return EmulatorConfig(
         model=pool.model,
         served_model_names=(pool.served_name,),
-        replicas=pool.num_replicas_per_node,
-        host=node.address,
-        port=pool.base_port,
+        replicas=replicas,
+        host=host,
+        port=port,
         hardware=pool.hardware,
         precision=pool.precision,
         tp=pool.tensor_parallel_size,
         pp=pool.pipeline_parallel_size,
-        seed=settings.seed + node_index * pool.num_replicas_per_node,
+        seed=seed,
         speed=settings.speed,
         max_model_len=pool.max_model_len or None,
         max_num_seqs=pool.max_num_seqs,
@@ -51,37 +71,3 @@ def _emulator_argv(pool: Pool, node: NodeEntry, node_index: int) -> list[str]:
         block_size=settings.block_size,
         prefix_caching=settings.prefix_caching,
     )
-    return [*EXASERVE, "emulate", *arguments(config), *pool.engine_args]
-
-
-def _engine_argv(pool: Pool, spec: ReplicaSpec) -> list[str]:
-    host, port = split_url(spec.url)
-    if pool.engine == "command":
-        values = {"host": host, "port": str(port), "model": pool.model, "replica": str(spec.id)}
-        return [_fill(word, values) for word in pool.engine_command] + list(pool.engine_args)
-    request = LaunchRequest(
-        model=pool.model,
-        served_name=pool.served_name,
-        host=host,
-        port=port,
-        precision=pool.precision,
-        tp=pool.tensor_parallel_size,
-        pp=pool.pipeline_parallel_size,
-        max_model_len=pool.max_model_len,
-        max_num_seqs=pool.max_num_seqs,
-        extra=pool.engine_args,
-    )
-    return launch_argv(pool.engine, request)
-
-
-def _fill(word: str, values: dict[str, str]) -> str:
-    """Replaces ``{name}`` of known names only: other braces (JSON arguments) stay as they are."""
-    for name, value in values.items():
-        word = word.replace(f"{{{name}}}", value)
-    return word
-
-
-def _devices(pool: Pool, index_on_node: int) -> dict[str, str]:
-    """Accelerators of one replica: the node's, in order, tensor x pipeline parallel size each."""
-    each = pool.tensor_parallel_size * pool.pipeline_parallel_size
-    return {"CUDA_VISIBLE_DEVICES": ",".join(str(index_on_node * each + i) for i in range(each))}

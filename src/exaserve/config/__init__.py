@@ -5,11 +5,20 @@ from __future__ import annotations
 from exaserve.config.cluster import Cluster, EmulatorSettings, NodeEntry, Pool, ReplicaEntry
 from exaserve.config.environment import Environment, child_environment, read_environment
 from exaserve.config.load import load_cluster, parse_cluster
-from exaserve.config.settings import ClientLimits, GatewaySettings, RetrySettings, TelemetrySettings, Timeouts
+from exaserve.config.secret import read_secret
+from exaserve.config.settings import (
+    AgentSettings,
+    ClientLimits,
+    GatewaySettings,
+    RetrySettings,
+    TelemetrySettings,
+    Timeouts,
+)
 from exaserve.config.show import diff, to_yaml, without_limits
-from exaserve.config.urls import replica_from_url, same_address, split_url
+from exaserve.config.urls import is_loopback, replica_from_url, same_address, split_address, split_url
 
 __all__ = [
+    "AgentSettings",
     "ClientLimits",
     "Cluster",
     "EmulatorSettings",
@@ -23,11 +32,14 @@ __all__ = [
     "Timeouts",
     "child_environment",
     "diff",
+    "is_loopback",
     "load_cluster",
     "parse_cluster",
     "read_environment",
+    "read_secret",
     "replica_from_url",
     "same_address",
+    "split_address",
     "split_url",
     "to_yaml",
     "without_limits",

@@ -8,7 +8,7 @@ from typing import Literal
 import msgspec
 
 from exaserve.config.convert import Limits, Schema
-from exaserve.config.settings import ClientLimits, GatewaySettings, RetrySettings, TelemetrySettings
+from exaserve.config.settings import AgentSettings, ClientLimits, GatewaySettings, RetrySettings, TelemetrySettings
 from exaserve.config.urls import replica_from_url
 from exaserve.domain.replica import ReplicaId, ReplicaSpec
 from exaserve.health import HealthConfig
@@ -17,20 +17,40 @@ from exaserve.scheduling.config import AdmissionConfig, SchedulerConfig
 __all__ = [
     "SCHEMA",
     "STARTING_KEYS",
+    "Accelerator",
     "Cluster",
     "ClusterFile",
     "EmulatorSettings",
     "EngineName",
     "NodeEntry",
     "Pool",
+    "PromptLength",
     "ReplicaEntry",
     "SchedulingSection",
 ]
 
-STARTING_KEYS = ("num_replicas_per_node", "engine_args", "engine_command", "hardware", "base_port")
+STARTING_KEYS = (
+    "num_replicas_per_node",
+    "engine_args",
+    "engine_command",
+    "stage_command",
+    "environment",
+    "hardware",
+    "accelerator",
+    "base_port",
+    "gpu_memory_utilization",
+    "block_size",
+    "prompt_length",
+    "kv_connector",
+    "kv_role",
+    "kv_connector_config",
+    "lora_adapters",
+)
 """Pool keys that say how replicas are started, which has no meaning for replicas that already run."""
 
-EngineName = Literal["emulator", "vllm", "sglang", "trtllm", "llamacpp", "command"]
+EngineName = Literal["emulator", "vllm", "sglang", "trtllm", "llamacpp", "command", "null"]
+Accelerator = Literal["auto", "cuda", "rocm", "xpu", "cpu"]
+PromptLength = Literal["any", "short", "medium", "long"]
 
 
 class NodeEntry(msgspec.Struct, frozen=True, kw_only=True):
@@ -93,10 +113,26 @@ class Pool(msgspec.Struct, frozen=True, kw_only=True):
         precision: of the weights: bf16, fp16, fp8, int8, int4 … ("auto": as published).
         tensor_parallel_size / pipeline_parallel_size: accelerators of one replica are their product.
         num_replicas_per_node: replicas started on each node.
-        engine: what to start; ``command`` runs ``engine_command``.
+        engine: what to start; ``command`` runs ``engine_command``; ``null`` answers at once with nothing computed, to
+            measure everything around engines.
         engine_args: further arguments for the engine, as its own command line takes them.
-        engine_command: program and arguments; ``{host}``, ``{port}``, ``{model}`` and ``{replica}`` are filled in.
+        engine_command: program and arguments; ``{host}``, ``{port}``, ``{model}``, ``{replica}`` and, with stages,
+            ``{stage_urls}`` (``host:port,host:port``) are filled in.
+        stage_command: program and arguments of one pipeline stage, started ``pipeline_parallel_size`` times in order
+            and before the engine (with ``{stage}``, ``{stage_port}``, ``{host}``); each must accept connections before
+            the next one starts.
+        environment: further variables for the engine's process.
         hardware: accelerator by name, for the performance model.
+        accelerator: whose visibility variable gives each replica its own cards; ``auto`` looks at the machine.
+        gpu_memory_utilization: share of a card's memory the engine takes, 0 leaves the choice to the engine.
+        block_size: tokens in one KV block, 0 is what ``prompt_length`` says.
+        prompt_length: the prompts this pool is for; ``short`` (below 512 tokens) takes blocks of 16 tokens, ``medium``
+            (to 4,096) 32, ``long`` 64, ``any`` the engine's default.
+        kv_connector: moves KV between replicas, such as NixlConnector, LMCacheConnectorV1 or MooncakeConnector (vLLM),
+            nixl or mooncake (SGLang).
+        kv_role: kv_both, or kv_producer and kv_consumer where prefill and decode are apart.
+        kv_connector_config: the connector's own settings.
+        lora_adapters: adapters loaded at the start, as ``name=path``.
         base_port: port of a node's first replica; the others follow.
         max_model_len: prompt and output in tokens, 0 is the engine's own limit.
         max_num_seqs: sequences a replica runs at once.
@@ -114,7 +150,17 @@ class Pool(msgspec.Struct, frozen=True, kw_only=True):
     engine: EngineName = "emulator"
     engine_args: tuple[str, ...] = ()
     engine_command: tuple[str, ...] = ()
+    stage_command: tuple[str, ...] = ()
+    environment: dict[str, str] = {}
     hardware: str = "H100"
+    accelerator: Accelerator = "auto"
+    gpu_memory_utilization: float = 0.0
+    block_size: int = 0
+    prompt_length: PromptLength = "any"
+    kv_connector: str = ""
+    kv_role: Literal["kv_both", "kv_producer", "kv_consumer"] = "kv_both"
+    kv_connector_config: dict[str, str | int | float | bool] = {}
+    lora_adapters: tuple[str, ...] = ()
     base_port: int = 8001
     max_model_len: int = 0
     max_num_seqs: int = 256
@@ -150,6 +196,7 @@ class ClusterFile(Pool, frozen=True, kw_only=True):
     health: HealthConfig = HealthConfig()
     telemetry: TelemetrySettings = TelemetrySettings()
     gateway: GatewaySettings = GatewaySettings()
+    agents: AgentSettings = AgentSettings()
 
 
 class Cluster(msgspec.Struct, frozen=True, kw_only=True):
@@ -162,6 +209,7 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True):
     health: HealthConfig = HealthConfig()
     telemetry: TelemetrySettings = TelemetrySettings()
     gateway: GatewaySettings = GatewaySettings()
+    agents: AgentSettings = AgentSettings()
 
     def replicas(self) -> tuple[ReplicaSpec, ...]:
         """Every replica of the file: those it names, and those that its pools start on its nodes."""
@@ -170,8 +218,8 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True):
             specs += _named(pool) if pool.replicas else self.started(pool)
         return tuple(specs)
 
-    def started(self, pool: Pool) -> list[ReplicaSpec]:
-        """The replicas that this pool starts, node by node."""
+    def started(self, pool: Pool, nodes: tuple[NodeEntry, ...] | None = None) -> list[ReplicaSpec]:
+        """The replicas that this pool starts, node by node (on ``nodes`` only, where they are given)."""
         if not pool.starts_replicas:
             return []
         prefix = f"{pool.served_name}/" if len(self.pools) > 1 else ""
@@ -181,11 +229,15 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True):
                 ReplicaId(f"{prefix}{node.name}/r{index}"),
                 f"http://{node.address}:{pool.base_port + index}",
                 node=node.name,
-                engine="vllm" if pool.engine == "emulator" else "auto" if pool.engine == "command" else pool.engine,
+                engine=_REPORTS_AS.get(pool.engine, pool.engine),
             )
-            for node in self.nodes
+            for node in (self.nodes if nodes is None else nodes)
             for index in range(pool.num_replicas_per_node)
         ]
+
+
+_REPORTS_AS = {"emulator": "vllm", "null": "vllm", "command": "auto"}
+"""Whose metrics an engine of that name gives, where the names differ."""
 
 
 def _spec(pool: Pool, replica: ReplicaId, url: str, node: str, engine: str) -> ReplicaSpec:
@@ -264,6 +316,18 @@ SCHEMA = Schema(
         AdmissionConfig: {"tenant_share": _SHARE_ABOVE_0, "retry_after_s": _ONE},
         TelemetrySettings: {"interval_s": Limits(low=0.01), "timeout_s": _POSITIVE},
         GatewaySettings: {"port": _PORT, "admin_port": _PORT},
+        AgentSettings: {
+            "port": _PORT,
+            "interval_s": Limits(low=0.02),
+            "lost_s": _POSITIVE,
+            "probe_interval_s": _POSITIVE,
+            "probe_timeout_s": _POSITIVE,
+            "start_timeout_s": _POSITIVE,
+            "hang_s": _POSITIVE,
+            "backoff_s": _POSITIVE,
+            "backoff_max_s": _POSITIVE,
+            "log_bytes_max": Limits(low=4096),
+        },
         RetrySettings: {"attempts_max": Limits(low=1, high=100), "budget_window_s": _POSITIVE},
         ClientLimits: {
             "header_bytes_max": Limits(low=1024, high=16 * 2**20),
@@ -280,6 +344,8 @@ SCHEMA = Schema(
                 "num_replicas_per_node": Limits(low=1, high=1024),
                 "base_port": Limits(low=1, high=65_535),
                 "max_num_seqs": Limits(low=1, high=65_536),
+                "gpu_memory_utilization": Limits(low=0, high=1, hint="it is a share: 0.9 means 90 %"),
+                "block_size": Limits(low=0, high=1024),
             }
         ),
         ClusterFile: {**_pool_limits, "nodes": Limits(low=1, high=10_000)},

@@ -78,6 +78,7 @@ def _normal(file: ClusterFile, given: dict[str, Item]) -> Cluster:
         health=health,
         telemetry=file.telemetry,
         gateway=file.gateway,
+        agents=file.agents,
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-__all__ = ["ClientLimits", "GatewaySettings", "RetrySettings", "TelemetrySettings", "Timeouts"]
+__all__ = ["AgentSettings", "ClientLimits", "GatewaySettings", "RetrySettings", "TelemetrySettings", "Timeouts"]
 
 
 class ClientLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -83,6 +83,14 @@ class GatewaySettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     cors_origins: tuple[str, ...] = ("*",)
     drain_s: float = 30.0
     """How long a graceful stop waits for requests in flight, seconds."""
+    name: str = ""
+    """What other gateways know this one by; host name and peer port unless given. Each needs one of its own."""
+    peers: tuple[str, ...] = ()
+    """``host:port`` of the peer ports of gateways that share these replicas; this one's own may be among them."""
+    peer_listen: str = ""
+    """``host:port`` where peers connect; not needed where every peer listens."""
+    peer_token_file: str = ""
+    """File with the secret that peers share; needed unless all addresses are loopback."""
     log_requests: bool = False
 
 
@@ -97,3 +105,55 @@ class TelemetrySettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
 
     interval_s: float = 0.2
     timeout_s: float = 1.0
+
+
+class AgentSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Node agents: how they reach the gateways, and how they treat their engines.
+
+    Attributes:
+        enabled: whether the pools' replicas are started by agents, one on each node. Then the gateway waits for what
+            the agents say of them, and polls only when an agent is lost.
+        host / port: where the gateway listens for agents; port 0 takes a free one.
+        gateways: ``host:port`` of every gateway's agent port; empty is ``host:port`` above.
+        token_file: file with the secret that agents and gateways share, 16 characters or more. Needed unless all of
+            them are on loopback or mutual TLS is on.
+        tls_cert / tls_key / tls_ca: PEM files for mutual TLS between agents and gateways; all three or none.
+        interval_s: between two samples of a replica, and between two batches of a node.
+        lost_s: a gateway that hears nothing from an agent for this long takes its replicas out. At least three
+            intervals, since a busy machine delays a batch.
+        state_dir: where engines' logs and caches are; "" is a folder of the user's cache directory.
+        probe_interval_s / probe_timeout_s: between two 1-token completions of a ready engine, and how long one may
+            take.
+        start_timeout_s: from an engine's start to its first completion. Large models load for a long time.
+        warm_requests: completions after the first, before a replica is ready: kernels are compiled, caches exist.
+        hang_s: no new token for this long while requests run, or no probe answered: the engine hangs and is restarted.
+        restarts_max: restarts after a failure within ``restart_window_s``; then the replica is given up.
+        backoff_s / backoff_max_s: pause before the first restart; it doubles with each one, up to the second.
+        drain_s: how long a stop waits for requests in flight.
+        stop_s: from SIGTERM to SIGKILL.
+        log_bytes_max: size at which an engine's log is moved aside; the one before it is deleted.
+    """
+
+    enabled: bool = False
+    host: str = "127.0.0.1"
+    port: int = 8901
+    gateways: tuple[str, ...] = ()
+    token_file: str = ""
+    tls_cert: str = ""
+    tls_key: str = ""
+    tls_ca: str = ""
+    interval_s: float = 0.2
+    lost_s: float = 1.0
+    state_dir: str = ""
+    probe_interval_s: float = 5.0
+    probe_timeout_s: float = 5.0
+    start_timeout_s: float = 1800.0
+    warm_requests: int = 3
+    hang_s: float = 30.0
+    restarts_max: int = 5
+    restart_window_s: float = 600.0
+    backoff_s: float = 1.0
+    backoff_max_s: float = 60.0
+    drain_s: float = 30.0
+    stop_s: float = 10.0
+    log_bytes_max: int = 64 * 1024 * 1024

@@ -17,19 +17,18 @@ import msgspec
 from exaserve.domain.replica import ReplicaId, ReplicaSpec
 from exaserve.engines import ENGINES
 from exaserve.engines.fetch import Fetched, fetch
+from exaserve.engines.probe import DIALECTS, NEXT_DIALECT, completion_probe, reason_of
 from exaserve.health import HealthBook
 from exaserve.observe import EventLog
 from exaserve.scheduling import Scheduler
 
-__all__ = ["ModelList", "Probes", "completion_probe"]
+__all__ = ["ModelList", "Probes"]
 
 PROBES_MAX = 128
 """Probes under way at once. Each is one connection; hung ones hold theirs for the probe's time-out."""
 TICK_S = 0.05
 MODELS_EVERY_S = 30.0
 """How often a replica whose models were asked for is asked again: adapters come and go."""
-_DIALECTS = ("completions", "chat", "embeddings", "health")
-_NEXT_DIALECT = frozenset({400, 404, 405, 422, 501})
 
 
 class _Model(msgspec.Struct):
@@ -41,20 +40,6 @@ class ModelList(msgspec.Struct):
     """The part of ``/v1/models`` that matters."""
 
     data: list[_Model] = []
-
-
-def completion_probe(dialect: str, model: str, health_path: str) -> tuple[str, str, bytes]:
-    """``(method, path, body)`` of the smallest real request in ``dialect``."""
-    if dialect == "health":
-        return "GET", health_path, b""
-    if dialect == "embeddings":
-        return "POST", "/v1/embeddings", msgspec.json.encode({"model": model, "input": "ping"})
-    body: dict[str, object] = {"model": model, "max_tokens": 1, "temperature": 0}
-    if dialect == "chat":
-        body["messages"] = [{"role": "user", "content": "ping"}]
-        return "POST", "/v1/chat/completions", msgspec.json.encode(body)
-    body["prompt"] = "ping"
-    return "POST", "/v1/completions", msgspec.json.encode(body)
 
 
 class _Target:
@@ -135,7 +120,7 @@ class Probes:
             result = await self._ask(target)
         finally:
             if self._targets.get(replica) is target:
-                error = result.error or _reason(result)
+                error = result.error or reason_of(result.status, result.body)
                 self._health.probe_finished(
                     replica, self._clock(), status=result.status, latency_s=result.latency_s, error=error
                 )
@@ -190,26 +175,19 @@ class Probes:
         timeout_s = self._health.config.probe_timeout_s
         first = target.dialect if target.dialect is not None else 0
         result = Fetched(None, b"", "not asked", self._clock(), 0.0)
-        for index in range(first, len(_DIALECTS)):
-            if _DIALECTS[index] == "health" and spec.models[0] not in target.listed:
+        for index in range(first, len(DIALECTS)):
+            if DIALECTS[index] == "health" and spec.models[0] not in target.listed:
                 break  # it refuses this model in every way and does not list it: being alive is not enough
-            method, path, body = completion_probe(_DIALECTS[index], spec.models[0], health_path)
+            method, path, body = completion_probe(DIALECTS[index], spec.models[0], health_path)
             result = await fetch(spec.url, method, path, timeout_s=timeout_s, body=body, clock=self._clock)
             if result.status is not None and 200 <= result.status < 300:
                 if target.dialect != index:
                     target.dialect = index
-                    self._log.debug("probe_dialect", replica=spec.id, dialect=_DIALECTS[index])
+                    self._log.debug("probe_dialect", replica=spec.id, dialect=DIALECTS[index])
                 return result
-            if result.status not in _NEXT_DIALECT:
+            if result.status not in NEXT_DIALECT:
                 return result
         # What worked before does not any more: perhaps another model is served now.
         target.dialect = None
         target.models_at = float("-inf")
         return result
-
-
-def _reason(result: Fetched) -> str:
-    """The engine's own words where it refused, shortened."""
-    if result.status is None or result.status < 400:
-        return ""
-    return " ".join(result.body[:200].decode("utf-8", "replace").split())

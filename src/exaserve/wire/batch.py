@@ -127,4 +127,6 @@ def report_of(record: Record, replica: ReplicaId, seq: int, taken_at: float) -> 
             value if known >> bit & 1 else None for bit, value in enumerate(record[3:])
         )
     asleep = bool(known & _ASLEEP) if known & _ASLEEP_KNOWN else None
-    return Report(replica, seq, taken_at, run, wait, use, kv_max, pre, hits, queries, prompt, made, free, age, net, asleep)
+    return Report(
+        replica, seq, taken_at, run, wait, use, kv_max, pre, hits, queries, prompt, made, free, age, net, asleep
+    )

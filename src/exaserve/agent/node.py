@@ -1,0 +1,272 @@
+"""The agent of one node: its units, its clock, its uplinks. Builds everything, passes it on, takes it down again."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+import time
+from collections.abc import Callable, Sequence
+from random import Random
+
+from exaserve.agent.host import EngineHost
+from exaserve.agent.lifecycle import State
+from exaserve.agent.meters import Meters
+from exaserve.agent.plan import UnitPlan
+from exaserve.agent.sampler import Sample
+from exaserve.agent.unit import Unit
+from exaserve.agent.uplink import Uplink
+from exaserve.agent.watching import Watching
+from exaserve.config import AgentSettings
+from exaserve.domain.replica import ReplicaId, Report
+from exaserve.observe import EventLog
+from exaserve.wire import Picture, ReplicaState, Result, Verb, encode, encode_batch
+from exaserve.wire.batch import pack_record
+
+__all__ = ["NodeAgent"]
+
+_SEND_BY = 0.5
+"""Share of an interval after which a batch goes out without the samples that are still under way."""
+_LINES_MAX = 2000
+"""Lines of a log that one answer may hold."""
+
+
+class NodeAgent:
+    """Runs one node's replicas.
+
+    Args:
+        node: its name.
+        plans: what to run.
+        gateways: ``(host, port)`` of each gateway's agent port.
+        host: where engines run.
+        meters: the machine's figures; shared by agents that share a machine.
+        clock: monotonic seconds.
+    """
+
+    def __init__(
+        self,
+        node: str,
+        plans: Sequence[UnitPlan],
+        gateways: Sequence[tuple[str, int]],
+        settings: AgentSettings,
+        host: EngineHost,
+        log: EventLog,
+        *,
+        meters: Meters,
+        token: bytes | None = None,
+        tls: ssl.SSLContext | None = None,
+        rng: Random | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.node = node
+        self.settings = settings
+        self.log = log
+        self._clock = clock
+        self._rng = rng or Random()
+        self._meters = meters
+        self.units = {
+            plan.spec.id: Unit(plan, settings, host, log, self._rng, self._unit_changed, clock) for plan in plans
+        }
+        self._index = {replica: index for index, replica in enumerate(self.units)}
+        self.uplinks = [
+            Uplink(self, address, port, token=token, tls=tls, log=log, rng=self._rng, clock=clock)
+            for address, port in gateways
+        ]
+        self.watching = Watching(log)
+        self._records: dict[ReplicaId, tuple[Report, bool]] = {}
+        """Replica → its newest report, and whether it was in the last batch already."""
+        self._sent: dict[ReplicaId, Report] = {}
+        self._changed: set[ReplicaId] = set()
+        self._telling = False
+        self._timer: asyncio.TimerHandle | None = None
+        self._due: asyncio.TimerHandle | None = None
+        self._awaited = 0
+        self.ticks = 0
+
+    # ---- life ---------------------------------------------------------------------------------------------------
+    def start(self) -> None:
+        """Begins to start engines and to look for gateways, at once and in parallel."""
+        for uplink in self.uplinks:
+            uplink.start()
+        for unit in self.units.values():
+            unit.start()
+        # Agents of a cluster must not all send in the same millisecond.
+        self._timer = asyncio.get_running_loop().call_later(self.settings.interval_s * self._rng.random(), self._tick)
+
+    async def stop(self, drain_s: float | None = None) -> None:
+        """Drains and stops every engine, tells the gateways, ends. No process is left."""
+        drain_s = self.settings.drain_s if drain_s is None else drain_s
+        try:
+            await asyncio.gather(*(unit.close(drain_s) for unit in self.units.values()))
+        finally:
+            if self._timer is not None:
+                self._timer.cancel()
+            if self._due is not None:
+                self._due.cancel()
+            await asyncio.gather(*(uplink.close() for uplink in self.uplinks))
+
+    def ready(self) -> int:
+        """Replicas that may take requests."""
+        return sum(unit.ready for unit in self.units.values())
+
+    # ---- states -------------------------------------------------------------------------------------------------
+    def _unit_changed(self, unit: Unit) -> None:
+        """Tells the gateways in the loop's next turn, so that what changes together is told together."""
+        self._changed.add(unit.spec.id)
+        if not unit.serving:
+            self._records.pop(unit.spec.id, None)
+            self._sent.pop(unit.spec.id, None)
+        if not self._telling:
+            self._telling = True
+            asyncio.get_running_loop().call_soon(self._tell)
+
+    def _tell(self) -> None:
+        self._telling = False
+        changed, self._changed = self._changed, set()
+        if any(uplink.up for uplink in self.uplinks):
+            picture = self._encode(changed, full=False)
+            for uplink in self.uplinks:
+                uplink.tell(picture)
+
+    def picture(self) -> bytes:
+        return self._encode(self.units, full=True)
+
+    def _encode(self, replicas: Sequence[ReplicaId] | set[ReplicaId] | dict[ReplicaId, Unit], *, full: bool) -> bytes:
+        now = self._clock()
+        return encode(Picture(full, tuple(self._state_of(self.units[each], now) for each in replicas)))
+
+    def _state_of(self, unit: Unit, now: float) -> ReplicaState:
+        spec = unit.spec
+        sample = unit.sampler.last
+        return ReplicaState(
+            index=self._index[spec.id],
+            id=spec.id,
+            url=spec.url,
+            models=spec.models,
+            version=spec.version,
+            engine=sample.engine if sample is not None and sample.engine else spec.engine,
+            max_model_len=spec.max_model_len,
+            max_num_seqs=spec.max_num_seqs,
+            kv_tokens_max=spec.kv_tokens_max,
+            prefill_tokens_per_s=spec.prefill_tokens_per_s,
+            decode_step_s=spec.decode_step_s,
+            state=unit.state.value,
+            ready=unit.ready,
+            reason=unit.reason,
+            since_s=now - unit.since,
+            restarts=unit.restarts,
+            missing=sample.report.missing if sample is not None else (),
+            loras=sample.report.loras if sample is not None else (),
+            pid=unit.engine.pid if unit.engine is not None else 0,
+        )
+
+    # ---- telemetry ----------------------------------------------------------------------------------------------
+    def _tick(self) -> None:
+        loop = asyncio.get_running_loop()
+        interval_s = self.settings.interval_s
+        self._timer = loop.call_later(interval_s, self._tick)
+        self.ticks += 1
+        for unit in self.units.values():
+            if unit.serving and unit.engine is not None:
+                own = unit.engine.sample()
+                if own is not None:
+                    self._took(unit, unit.sampler.take(own, unit.spec.engine))
+                elif not unit.sampler.asking:
+                    self._awaited += 1
+                    unit.sampler.ask(max(1.0, interval_s), lambda sample, unit=unit: self._answered(unit, sample))  # type: ignore[misc]
+        self.watching.look(self.units.values(), self._meters, self._clock())
+        if self._due is not None:
+            self._due.cancel()
+            self._due = None
+        if self._awaited:
+            self._due = loop.call_later(interval_s * _SEND_BY, self._push)
+        else:
+            self._push()
+
+    def _answered(self, unit: Unit, sample: Sample | None) -> None:
+        self._awaited -= 1
+        if sample is not None and unit.serving:
+            self._took(unit, sample)
+        if not self._awaited and self._due is not None:
+            self._due.cancel()
+            self._push()
+
+    def _took(self, unit: Unit, sample: Sample) -> None:
+        last = self._records.get(unit.spec.id)
+        unit.sampled(sample)
+        self._records[unit.spec.id] = (self._meters.fill(sample.report, unit.plan.devices), False)
+        if last is None or (last[0].missing, last[0].loras) != (sample.report.missing, sample.report.loras):
+            self._unit_changed(unit)
+
+    def _push(self) -> None:
+        """One batch to every gateway: what changed since the last one, and one bit for what did not."""
+        self._due = None
+        now = self._clock()
+        changed: list[bytes] = []
+        same: list[int] = []
+        same_age_ms = 0.0
+        for replica, (report, told) in self._records.items():
+            if told:
+                continue  # no sample since the last batch: its report ages
+            self._records[replica] = (report, True)
+            sent = self._sent.get(replica)
+            age_ms = (now - report.taken_at) * 1e3
+            if sent is not None and _same(report, sent):
+                same.append(self._index[replica])
+                same_age_ms = max(same_age_ms, age_ms)
+            else:
+                self._sent[replica] = report
+                changed.append(pack_record(self._index[replica], report, age_ms))
+        count = len(self.units)
+        for uplink in self.uplinks:
+            uplink.push(lambda seq: encode_batch(seq, count, changed, same, same_age_ms))
+
+    def whole_batch(self, seq: int) -> bytes:
+        now = self._clock()
+        records = [
+            pack_record(self._index[replica], report, (now - report.taken_at) * 1e3)
+            for replica, (report, _told) in self._records.items()
+        ]
+        return encode_batch(seq, len(self.units), records, (), 0.0)
+
+    # ---- verbs --------------------------------------------------------------------------------------------------
+    async def obey(self, verb: Verb) -> Result:
+        """A gateway's verb. Only these: nothing that it sends is ever run as a command."""
+        units = list(self.units.values())
+        if verb.replica:
+            wanted = {verb.replica, f"{self.node}/{verb.replica}"}
+            units = [unit for unit in units if unit.spec.id in wanted or unit.spec.id.endswith(f"/{verb.replica}")]
+            if not units:
+                return Result(verb.ref, ok=False, message=f"{self.node} has no replica {verb.replica!r}")
+        if verb.name == "logs":
+            return Result(verb.ref, ok=True, lines=self._logs(units, max(1, min(verb.lines_max, _LINES_MAX))))
+        lines = tuple(unit.ask(verb.name, verb.drain_s) for unit in units)
+        return Result(verb.ref, ok=True, lines=lines)
+
+    def _logs(self, units: Sequence[Unit], lines_max: int) -> tuple[str, ...]:
+        lines: list[str] = []
+        for unit in units:
+            tail = unit.engine.tail(lines_max) if unit.engine is not None else unit.last_words[-lines_max:]
+            lines += [f"{unit.spec.id} | {line}" if len(units) > 1 else line for line in tail]
+        return tuple(lines[-_LINES_MAX:])
+
+    def states(self) -> dict[str, State]:
+        return {replica: unit.state for replica, unit in self.units.items()}
+
+
+def _same(new: Report, old: Report) -> bool:
+    """Whether a receiver that has ``old`` needs nothing of ``new`` but its time."""
+    return (
+        new.running == old.running
+        and new.waiting == old.waiting
+        and new.kv_use == old.kv_use
+        and new.generation_tokens_total == old.generation_tokens_total
+        and new.prompt_tokens_total == old.prompt_tokens_total
+        and new.preemptions_total == old.preemptions_total
+        and new.prefix_hits_total == old.prefix_hits_total
+        and new.prefix_queries_total == old.prefix_queries_total
+        and new.kv_tokens_max == old.kv_tokens_max
+        and new.asleep == old.asleep
+        and new.free_mem_gb == old.free_mem_gb
+        and new.net_mb_s == old.net_mb_s
+        and (new.kv_age_ms == old.kv_age_ms or not new.running)
+    )

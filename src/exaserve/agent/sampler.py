@@ -1,0 +1,107 @@
+"""The figures of one engine, asked for at its own ``/metrics`` on this machine (or read from it in this process)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from exaserve.agent.watches import KvAge
+from exaserve.domain.replica import ReplicaSpec, Report
+from exaserve.engines import ENGINES, parse
+from exaserve.engines.fetch import Fetched, Fetcher
+
+__all__ = ["Sample", "Sampler"]
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """A report, and what of it is told rarely."""
+
+    report: Report
+    engine: str
+
+
+class Sampler:
+    """Samples one engine; one request at a time.
+
+    Attributes:
+        last: the newest sample, None before the first.
+        failures: samples in a row that failed.
+        error: of the last one.
+    """
+
+    def __init__(self, spec: ReplicaSpec, clock: Callable[[], float]) -> None:
+        self._spec = spec
+        self._clock = clock
+        self._fetcher: Fetcher | None = None
+        self._age = KvAge()
+        self._engine = ""
+        self._paths = _paths(spec.engine)
+        self._path = 0
+        self.last: Sample | None = None
+        self.failures = 0
+        self.error = ""
+
+    @property
+    def asking(self) -> bool:
+        """Whether a request is under way."""
+        return self._fetcher is not None and self._fetcher.busy
+
+    def ask(self, timeout_s: float, done: Callable[[Sample | None], None]) -> None:
+        """Begins a sample; ``done`` is called once, with None where it failed. Not while :attr:`asking`."""
+        if self._fetcher is None:
+            self._fetcher = Fetcher(self._spec.url, clock=self._clock)
+        path = self._paths[self._path]
+        self._fetcher.start("GET", path, lambda result: done(self._took(result)), timeout_s=timeout_s)
+
+    def take(self, report: Report, engine: str) -> Sample:
+        """A report that was had without asking."""
+        self.last = Sample(replace(report, kv_age_ms=self._age.sampled(report.running, report.taken_at)), engine)
+        return self.last
+
+    def busy(self) -> bool | None:
+        """Whether requests run or wait there, by the newest sample; None where that is unknown."""
+        if self.last is None or self.failures:
+            return None
+        report = self.last.report
+        if report.running is None:
+            return None
+        return bool(report.running or report.waiting)
+
+    def close(self) -> None:
+        """Forgets the engine: the next one is another process."""
+        if self._fetcher is not None:
+            self._fetcher.close()
+            self._fetcher = None
+        self._age = KvAge()
+        self.last = None
+        self.failures = 0
+
+    def _took(self, result: Fetched) -> Sample | None:
+        if result.status != 200:
+            self._failed(result.error or f"status {result.status}", elsewhere=result.status in {404, 405, 501})
+            return None
+        signals = parse(result.body, self._engine or self._spec.engine)
+        if not signals.values:
+            self._engine = ""
+            signals = parse(result.body)
+            if not signals.values:
+                self._failed("no metrics of a known engine", elsewhere=True)
+                return None
+        self._engine = signals.engine
+        self.failures = 0
+        self.error = ""
+        return self.take(signals.report(self._spec.id, 0, result.sent_at), signals.engine)
+
+    def _failed(self, error: str, *, elsewhere: bool) -> None:
+        self.failures += 1
+        self.error = error
+        if elsewhere:
+            self._path = (self._path + 1) % len(self._paths)
+
+
+def _paths(engine: str) -> tuple[str, ...]:
+    if engine in ENGINES:
+        return ENGINES[engine].metrics_paths
+    known = dict.fromkeys(path for each in ENGINES.values() for path in each.metrics_paths)
+    return tuple(sorted(known, key=len))

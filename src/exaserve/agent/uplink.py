@@ -1,0 +1,247 @@
+"""One connection to one gateway, kept up for ever: picture first, then a batch for each interval.
+
+Bounded: what the gateway does not take in time is not queued but dropped, and the next batch that goes out is complete
+again. A batch is worth nothing once the next one exists.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import ssl
+from collections.abc import Callable
+from random import Random
+from typing import Protocol, cast
+
+from exaserve.observe import EventLog
+from exaserve.wire import Kind, Link, Result, Verb, WireError, decode, encode
+
+__all__ = ["Source", "Uplink"]
+
+_BACKOFF_MIN_S, _BACKOFF_MAX_S = 0.05, 1.0
+"""A gateway that is back should have every node's picture within two seconds, and 256 agents must not come at once."""
+_CONNECT_S = 2.0
+_HANDSHAKE_S = 2.0
+_SILENCE_S = 5.0
+"""A gateway says each second that it lives; a network that swallows packets would else be noticed by TCP in minutes."""
+_BUFFER_BYTES_MAX = 256 * 1024
+
+
+class Source(Protocol):
+    """What an uplink sends and obeys (:class:`exaserve.agent.node.NodeAgent`)."""
+
+    node: str
+
+    def picture(self) -> bytes:
+        """All replicas with their states, encoded."""
+        ...
+
+    def whole_batch(self, seq: int) -> bytes:
+        """A batch with every figure that is known."""
+        ...
+
+    async def obey(self, verb: Verb) -> Result: ...
+
+
+class Uplink(asyncio.Protocol):
+    """Reconnects with jitter until :meth:`close`.
+
+    Args:
+        address: ``host:port`` of the gateway's agent port.
+        token: the shared secret, None for none.
+        tls: for mutual TLS, None for plain TCP.
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        host: str,
+        port: int,
+        *,
+        token: bytes | None,
+        tls: ssl.SSLContext | None,
+        log: EventLog,
+        rng: Random,
+        clock: Callable[[], float],
+    ) -> None:
+        self._source = source
+        self._host = host
+        self._port = port
+        self._token = token
+        self._tls = tls
+        self._log = log
+        self._rng = rng
+        self._clock = clock
+        self._transport: asyncio.Transport | None = None
+        self._link: Link | None = None
+        self._heard_at = 0.0
+        self._whole = True
+        self._seq = 0
+        self._lost = asyncio.Event()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._loop_task: asyncio.Task[None] | None = None
+        self._why = ""
+        self._told = ""
+        self.connects = 0
+        self.batches = 0
+        self.dropped = 0
+        self.bytes_sent = 0
+
+    @property
+    def up(self) -> bool:
+        """Whether the gateway takes batches."""
+        return self._link is not None and self._link.established
+
+    @property
+    def name(self) -> str:
+        return f"{self._host}:{self._port}"
+
+    def start(self) -> None:
+        self._loop_task = asyncio.get_running_loop().create_task(self._keep_up())
+
+    async def close(self) -> None:
+        """Says goodbye where it is connected."""
+        if self.up:
+            self._send(Kind.BYE, b"")
+        if self._loop_task is not None:
+            self._loop_task.cancel()
+            await asyncio.gather(self._loop_task, return_exceptions=True)
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self._transport is not None:
+            self._transport.close()
+
+    # ---- what the agent sends -----------------------------------------------------------------------------------
+    def push(self, body: Callable[[int], bytes]) -> None:
+        """Sends a batch; ``body`` makes it for a sequence number, which is this connection's own."""
+        if self._link is None or not self._link.established or self._transport is None:
+            return
+        if self._clock() - self._heard_at > _SILENCE_S:
+            self._why = f"the gateway has said nothing for {_SILENCE_S:g} s"
+            self._transport.abort()
+            return
+        self._seq += 1
+        if self._transport.get_write_buffer_size() > _BUFFER_BYTES_MAX:
+            self.dropped += 1
+            self._whole = True
+            return
+        payload = self._source.whole_batch(self._seq) if self._whole else body(self._seq)
+        self._whole = False
+        self.batches += 1
+        self._send(Kind.BATCH, payload)
+
+    def tell(self, picture: bytes) -> None:
+        """Sends a change of replicas' states. Never dropped: where the buffer is full the connection begins anew."""
+        if not self.up or self._transport is None:
+            return
+        if self._transport.get_write_buffer_size() > 4 * _BUFFER_BYTES_MAX:
+            self._why = "the gateway does not read"
+            self._transport.abort()
+            return
+        self._send(Kind.PICTURE, picture)
+
+    def _send(self, kind: Kind, payload: bytes) -> None:
+        assert self._link is not None
+        assert self._transport is not None
+        data = self._link.frame(kind, payload)
+        self.bytes_sent += len(data)
+        self._transport.write(data)
+
+    # ---- connection ---------------------------------------------------------------------------------------------
+    async def _keep_up(self) -> None:
+        pause_s = _BACKOFF_MIN_S
+        loop = asyncio.get_running_loop()
+        while True:
+            self._lost.clear()
+            self._why = ""
+            try:
+                async with asyncio.timeout(_CONNECT_S):
+                    name = self._host if self._tls is not None else None
+                    await loop.create_connection(
+                        lambda: self, self._host, self._port, ssl=self._tls, server_hostname=name
+                    )
+            except (OSError, TimeoutError, ssl.SSLError) as error:
+                self._note(f"cannot connect: {str(error) or 'timed out'}")
+            else:
+                guard = loop.call_later(_HANDSHAKE_S, self._shake_timed_out)
+                began = self._clock()
+                await self._lost.wait()
+                guard.cancel()
+                if self._clock() - began > _BACKOFF_MAX_S:
+                    pause_s = _BACKOFF_MIN_S
+                self._note(self._why or "connection lost")
+            await asyncio.sleep(pause_s * (0.5 + self._rng.random()))
+            pause_s = min(pause_s * 2.0, _BACKOFF_MAX_S)
+
+    def _note(self, why: str) -> None:
+        """Tells of a failure once, however often it repeats."""
+        if why != self._told:
+            self._told = why
+            self._log.warning("gateway_lost", gateway=self.name, node=self._source.node, why=why)
+
+    def _shake_timed_out(self) -> None:
+        if not self.up and self._transport is not None:
+            self._why = f"no handshake within {_HANDSHAKE_S:g} s"
+            self._transport.abort()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast("asyncio.Transport", transport)  # uvloop's does not inherit from asyncio's
+        self._link = Link("agent", self._source.node, secrets.token_bytes(16), self._token)
+        self._heard_at = self._clock()
+        self._whole = True
+        self._seq = 0
+        self._transport.write(self._link.to_send())
+
+    def data_received(self, data: bytes) -> None:
+        assert self._link is not None
+        assert self._transport is not None
+        self._heard_at = self._clock()
+        was = self._link.established
+        try:
+            for kind, payload in self._link.receive(data):
+                if not was:
+                    was = True
+                    self._established()
+                self._take(kind, payload)
+        except WireError as error:
+            self._why = error.message
+            self._transport.write(self._link.refusal(error.message))
+            self._transport.close()
+            return
+        if out := self._link.to_send():
+            self._transport.write(out)
+        if self._link.established and not was:
+            self._established()
+
+    def _established(self) -> None:
+        assert self._link is not None
+        assert self._transport is not None
+        if out := self._link.to_send():
+            self._transport.write(out)
+        self.connects += 1
+        self._told = ""
+        peer = self._link.peer
+        self._log.info("gateway_found", gateway=self.name, name=peer.name if peer else "", node=self._source.node)
+        self._send(Kind.PICTURE, self._source.picture())
+        self.push(self._source.whole_batch)
+
+    def _take(self, kind: Kind, payload: bytes) -> None:
+        if kind is Kind.VERB:
+            task = asyncio.get_running_loop().create_task(self._obey(decode(payload, Verb)))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+        elif kind is not Kind.HEARD:
+            raise WireError(f"a gateway does not send {kind.name}")
+
+    async def _obey(self, verb: Verb) -> None:
+        result = await self._source.obey(verb)
+        if self.up:
+            self._send(Kind.RESULT, encode(result))
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if exc is not None and not self._why:
+            self._why = str(exc)
+        self._transport = None
+        self._link = None
+        self._lost.set()
