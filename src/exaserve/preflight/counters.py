@@ -121,6 +121,9 @@ def judge_counters(text: str, context: Context) -> Judgement:
     if counted < len(ports):
         without = [port.name for port in ports if not port.counters]
         findings.append(unknown("PF-IB-004", f"no counters for {plain_names(without)}"))
+    blind = [port.name for port in ports if port.counters and _loss(port.counters) is None]
+    if blind:
+        findings.append(unknown("PF-IB-004", f"the loss ratio of {plain_names(blind)} needs packet and error counters"))
     known = [ratio for port in ports if (ratio := _loss(port.counters)) is not None]
     said = f", worst loss {max(known) * 100:.2g} %" if known else ", loss ratio unknown (no packet counters)"
     facts = {port.name: {"counters": port.counters, **port.words} for port in ports}

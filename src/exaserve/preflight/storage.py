@@ -1,8 +1,8 @@
 """Space and speed of the disk that holds the weights, and whether the weights are complete.
 
-The listing that :data:`WEIGHTS_COMMAND` prints begins with ``@folder`` and has one ``@file`` line per file (name, size) and, for safetensors, one
-``@header`` line with the length that the first eight bytes declare and then the JSON header itself. That is enough to
-know that every tensor is there and that no file was cut, without reading the tensors.
+The listing that :data:`WEIGHTS_COMMAND` prints begins with ``@folder`` and has one ``@file`` line per file (size, name)
+and, for safetensors, one ``@header`` line with the length that the first eight bytes declare and then the JSON header
+itself. That is enough to know that every tensor is there and that no file was cut, without reading the tensors.
 """
 
 from __future__ import annotations
