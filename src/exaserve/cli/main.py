@@ -43,6 +43,7 @@ COMMANDS: dict[str, CommandEntry] = {
     "gateway": CommandEntry(SERVE, "Put one OpenAI-compatible endpoint in front of replicas."),
     "status": CommandEntry(OPERATE, "Show a gateway's replicas as a live table."),
     "plan": CommandEntry(OPERATE, "Say what a model needs of machines, before they are bought."),
+    "simulate": CommandEntry(OPERATE, "Compare policies on a cluster that need not exist, in virtual time."),
     "preflight": CommandEntry(OPERATE, "Check machines before a start: cards, links, network, kernel, weights."),
     "config": CommandEntry(OPERATE, "Check a cluster file, or show its effective values."),
 }

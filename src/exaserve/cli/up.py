@@ -20,7 +20,7 @@ from exaserve.domain.errors import ConfigError
 if TYPE_CHECKING:
     from exaserve.cli.local import LocalCluster
 
-__all__ = ["built_in_cluster", "up", "with_flags"]
+__all__ = ["built_in_cluster", "find_cluster", "up", "with_flags"]
 
 _DEFAULT_FILE = "cluster.yaml"
 
@@ -41,7 +41,7 @@ def up(
     """
     from exaserve.cli.running import run_until_signal
 
-    cluster, path = _find_cluster(file)
+    cluster, path = find_cluster(file)
     changed = with_flags(cluster, port=port, policy=policy)
     same = path if changed == cluster else None
     run_until_signal(lambda hurry: _serve(changed, same, hurry, verbose=verbose))
@@ -65,7 +65,7 @@ def with_flags(cluster: Cluster, *, port: int | None = None, policy: str | None 
     return cluster
 
 
-def _find_cluster(file: Path | None) -> tuple[Cluster, str | None]:
+def find_cluster(file: Path | None) -> tuple[Cluster, str | None]:
     """The cluster and the file it is from, by flag, environment, or folder, in this order."""
     named = str(file) if file is not None else read_environment().config
     if named is None and Path(_DEFAULT_FILE).is_file():

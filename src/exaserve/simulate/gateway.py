@@ -307,9 +307,7 @@ class SimGateway:
         self._tokens.pop(replica, None)
         self.scheduler.remove(replica)
 
-    def _health_changed(
-        self, replica: ReplicaId, available: bool, reason: str, share: float
-    ) -> None:
+    def _health_changed(self, replica: ReplicaId, available: bool, reason: str, share: float) -> None:
         before = self.scheduler.states()[replica].available
         self.scheduler.set_health(replica, available, reason, share if available else 1.0)
         if before and not available:
