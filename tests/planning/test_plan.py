@@ -26,6 +26,7 @@ from exaserve.planning import (
     find_link,
     make_plan,
     model_from_name,
+    parse_engine,
     plan_dict,
     sweep,
     sweep_html,
@@ -295,3 +296,21 @@ def test_demands_that_make_no_sense_are_refused() -> None:
         Demand((RequestClass("x", 10, 1, float("nan")),))
     with pytest.raises(ConfigError):
         Fleet(find_hardware("H100"), find_link("ndr"), cards_per_node=0)
+
+
+def test_a_start_that_would_fail_says_what_would_help() -> None:
+    r = ask("openai/gpt-oss-120b", "H100", demand_given=False, version=parse_engine("0.10.1"), cards_per_node=8, tp=1)
+    plan = make_plan(r)
+    assert not plan.works
+    helps = " ".join(plan.notes)
+    assert "--max-num-seqs 128" in helps
+    assert "--tensor-parallel-size 2" in helps
+    # Each is true.
+    from exaserve.planning import plan_memory
+
+    assert plan.best is not None
+    length = int(helps.split("--max-num-seqs 128 --max-model-len ")[1].split(":")[0])
+    assert plan_memory(replace(plan.best.memory.request, max_num_seqs=128, max_model_len=length)).fits
+    assert not plan_memory(replace(plan.best.memory.request, max_num_seqs=128, max_model_len=length + 64)).fits
+    alone = make_plan(ask("Llama-3.1-405B", "L4", demand_given=False, cards_per_node=1, tp=1, pp=1))
+    assert alone.notes == ("no single flag is enough on a node of these cards",)

@@ -293,7 +293,9 @@ def _plot(path: Path, rows: list[SweepRow], title: str, currency: str) -> None:
     for fmt in sorted({r.fmt for r in rows if r.works}):
         good = [r for r in rows if r.works and r.fmt == fmt]
         sizes = [18 * r.tp for r in good]
-        axes.scatter([r.tokens_s for r in good], [r.per_million_tokens for r in good], sizes, label=fmt, alpha=0.6)
+        axes.scatter(
+            [r.tokens_s for r in good], [r.per_million_tokens or 0.0 for r in good], sizes, label=fmt, alpha=0.6
+        )
     axes.set(xscale="log", yscale="log", title=title)
     axes.set_xlabel("output tokens per second and card, within the targets")
     axes.set_ylabel(f"{currency} per million tokens")

@@ -114,7 +114,9 @@ def _show_answer(console: Console, plan: Plan, best: Option) -> None:
         Text(f"{head}: {', '.join(parts)}; {where} of {r.fleet.cards_per_node} x {r.fleet.hardware.name}", style)
     )
     if plan.replicas and r.demand_given:
-        _line(console, f"{plan.replicas:,} replicas on {plan.nodes:,} nodes, {plan.replicas * p.cards:,} cards")
+        counts = ((plan.replicas, "replica"), (plan.nodes, "node"), (plan.replicas * p.cards, "card"))
+        texts = [f"{n:,} {name}{'' if n == 1 else 's'}" for n, name in counts]
+        _line(console, f"{texts[0]} on {texts[1]}, {texts[2]}")
     if best.memory.fits:
         _line(console, f"why not more a node: {best.count.why_not_more}", "dim")
     for reason in best.reasons:

@@ -327,6 +327,8 @@ def _says(r: MemoryRequest, stages: Sequence[StageMemory], layout: KvLayout, res
     if r.version.name == "sglang":
         return [f"KV Cache is allocated. #tokens: {result.tokens}, available {first.kv / GIB:.2f} GB"]
     kv = _tightest(stages, layout) if layout.groups else first.kv
+    if any(s.weights > s.total for s in stages):
+        return ["torch.OutOfMemoryError: CUDA out of memory, while weights are loaded"]
     lines = [
         f"Model loading took {first.weights / GIB:.2f} GiB",
         f"Available KV cache memory: {kv / GIB:.2f} GiB",

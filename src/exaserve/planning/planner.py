@@ -15,6 +15,7 @@ from exaserve.planning.layout import STAGES_WELL, Option, bubble, candidates, ev
 from exaserve.planning.memory import uneven_partition
 from exaserve.planning.network import Fabric, Flow, fabric, flows
 from exaserve.planning.queueing import Waiting, saturation, waiting
+from exaserve.planning.remedies import remedies
 from exaserve.planning.verdicts import Verdict, claim_check, verdicts
 from exaserve.planning.weights import Placement, check_split
 
@@ -217,8 +218,13 @@ def _bubble(r: PlanRequest, best: Option | None) -> float:
 def _notes(r: PlanRequest, best: Option | None, nodes: int) -> list[str]:
     if best is None:
         return [f"no cut of {r.arch.name} over these cards is possible: {r.arch.facts.heads} heads"]
-    notes = list(best.memory.warnings)
     p, fleet = best.placement, r.fleet
+    if not best.memory.fits:
+        found = remedies(best.memory, fleet.cards_per_node)
+        return [f"it would start with {each}" for each in found] or [
+            "no single flag is enough on a node of these cards"
+        ]
+    notes = list(best.memory.warnings)
     if p.tp > fleet.group:
         notes.append(
             f"tensor parallel over {p.tp} cards leaves the group of {fleet.group} that fast links join: "
