@@ -273,9 +273,9 @@ class Scheduler:
         """Forget everything that ``peer`` told."""
         self._peers.lost(peer, now)
 
-    def told(self) -> int:
-        """Other gateways' placements now charged here."""
-        return len(self._peers)
+    def told(self, peer: str | None = None) -> int:
+        """Other gateways' placements now charged here, or those of one of them."""
+        return len(self._peers) if peer is None else self._peers.count(peer)
 
     # -- requests --------------------------------------------------------------------------------------------------
 
