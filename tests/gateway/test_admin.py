@@ -7,9 +7,9 @@ import pytest
 from tests.gateway.fake_engine import FakeEngine
 from tests.gateway.running import admin_of, running, until
 
+from exaserve.config import is_loopback
 from exaserve.domain.errors import ConfigError
 from exaserve.domain.replica import ReplicaId
-from exaserve.gateway.admin import is_loopback
 
 pytestmark = pytest.mark.may_block
 """starlette and uvicorn read package data at import; the request path is tested elsewhere."""
@@ -28,6 +28,7 @@ async def test_replicas_show_health_load_report_ledger_and_entropy():
             assert (row["running"], row["waiting"], row["kv_use"], row["kv_tokens_max"]) == (3, 2, 0.25, 16000)
             assert 0 <= row["report_age_s"] < 5
             assert row["ledger"] == {
+                "told": 0,
                 "pending": 0,
                 "pending_s": 0.0,
                 "decoding": 0,

@@ -10,7 +10,16 @@ from typing import Annotated, Any
 import msgspec
 import typer
 
-from exaserve.config import Cluster, Pool, load_cluster, read_environment, replica_from_url, same_address
+from exaserve.config import (
+    Cluster,
+    Pool,
+    load_cluster,
+    read_environment,
+    read_secret,
+    replica_from_url,
+    same_address,
+    split_address,
+)
 from exaserve.domain.errors import ConfigError
 
 __all__ = ["gateway"]
@@ -36,6 +45,21 @@ def gateway(
     admin_token_file: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Bearer token of the admin API; needed beyond loopback.")
     ] = None,
+    name: Annotated[
+        str | None, typer.Option(help="What other gateways call this one. [host name and peer port]")
+    ] = None,
+    peer: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--peer", metavar="HOST:PORT", help="Peer port of a gateway with the same replicas. Repeat for more."
+        ),
+    ] = None,
+    peer_listen: Annotated[
+        str | None, typer.Option(metavar="HOST:PORT", help="Where other gateways connect, to share their placements.")
+    ] = None,
+    peer_token_file: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Secret that peers share; needed beyond loopback.")
+    ] = None,
     reuse_port: Annotated[
         bool, typer.Option("--reuse-port", help="Let several gateways on this machine share the port.")
     ] = False,
@@ -50,14 +74,41 @@ def gateway(
     """
     if config is None and not replica and (named := read_environment().config):
         config = Path(named)
-    flags = {"host": host, "port": port, "admin_host": admin_host, "admin_port": admin_port}
+    flags: dict[str, Any] = {"host": host, "port": port, "admin_host": admin_host, "admin_port": admin_port}
+    flags |= _peer_flags(name, peer, peer_listen, peer_token_file)
 
     def load() -> Cluster:
         return _cluster(config, replica or [], policy, flags)
 
     cluster = load()
-    token = _token(admin_token_file)
-    _run(cluster, load if config is not None else None, token, reuse_port=reuse_port, log_level=log_level)
+    token = None if admin_token_file is None else read_secret(admin_token_file, "--admin-token-file")
+    named_file = cluster.gateway.peer_token_file
+    param = "gateway.peer_token_file" if peer_token_file is None else "--peer-token-file"
+    peer_token = read_secret(named_file, param) if named_file else None
+    _run(
+        cluster,
+        load if config is not None else None,
+        {"admin_token": token, "peer_token": peer_token, "reuse_port": reuse_port},
+        log_level,
+    )
+
+
+def _peer_flags(
+    name: str | None, peers: list[str] | None, listen: str | None, token_file: Path | None
+) -> dict[str, Any]:
+    """ConfigError for an address that is none."""
+    for flag, text, port_min in [("--peer", each, 1) for each in peers or ()] + [("--peer-listen", listen, 0)]:
+        if text is not None:
+            try:
+                split_address(text, port_min=port_min)
+            except ValueError as error:
+                raise ConfigError(f"{flag}: {error}", param=flag) from None
+    return {
+        "name": name,
+        "peers": tuple(peers) if peers else None,
+        "peer_listen": listen,
+        "peer_token_file": None if token_file is None else str(token_file),
+    }
 
 
 def _cluster(config: Path | None, urls: list[str], policy: str | None, flags: dict[str, Any]) -> Cluster:
@@ -94,21 +145,7 @@ def _refuse_duplicates(known: list[str], urls: list[str]) -> None:
         seen[key] = url
 
 
-def _token(path: Path | None) -> str | None:
-    if path is None:
-        return None
-    try:
-        token = path.read_text("utf-8").strip()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"--admin-token-file {path}: cannot be read: {error}", param="--admin-token-file") from None
-    if len(token) < 16 or not token.isascii():
-        raise ConfigError(
-            f"--admin-token-file {path}: must hold at least 16 ASCII characters", param="--admin-token-file"
-        )
-    return token
-
-
-def _run(cluster: Cluster, load: Any, token: str | None, *, reuse_port: bool, log_level: str) -> None:
+def _run(cluster: Cluster, load: Any, options: dict[str, Any], log_level: str) -> None:
     import uvloop
 
     from exaserve.gateway.app import serve
@@ -120,6 +157,6 @@ def _run(cluster: Cluster, load: Any, token: str | None, *, reuse_port: bool, lo
     sink = LineSink(sys.stderr)
     try:
         log = EventLog(sink, level=log_level)
-        uvloop.run(serve(cluster, log=log, load=load, admin_token=token, reuse_port=reuse_port))
+        uvloop.run(serve(cluster, log=log, load=load, **options))
     finally:
         sink.close()

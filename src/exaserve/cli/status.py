@@ -121,7 +121,7 @@ def table(now: Snapshot, before: Snapshot | None, width: int, height: int | None
     data = now.data
     rows = sorted(data["replicas"], key=_by_name)
     shown = rows
-    if height is not None and len(rows) > (room := max(1, height - 7)):
+    if height is not None and len(rows) > (room := max(1, height - 8)):
         shown = sorted(rows, key=lambda row: row["eligible"] and row["state"] == "healthy")[:room]
     wide = width >= _WIDE
     grid = Table(box=None, pad_edge=False)
@@ -138,7 +138,10 @@ def table(now: Snapshot, before: Snapshot | None, width: int, height: int | None
     notes = [f"and {len(rows) - len(shown)} more"] if len(shown) < len(rows) else []
     if any(_incomplete(row) for row in shown):
         notes.append("* reports incomplete or missing")
-    return Group(Text.from_markup(_title(now, before)), grid, Text("; ".join(notes), style="dim"))
+    heads_up = [Text.from_markup(_title(now, before))]
+    if data.get("peers"):
+        heads_up.append(Text.from_markup(_peers(data["peers"])))
+    return Group(*heads_up, grid, Text("; ".join(notes), style="dim"))
 
 
 def _title(now: Snapshot, before: Snapshot | None) -> str:
@@ -158,6 +161,18 @@ def _title(now: Snapshot, before: Snapshot | None) -> str:
     if data["stopping"]:
         parts.append("[red]stopping[/red]")
     return " · ".join(parts)
+
+
+def _peers(peering: dict[str, Any]) -> str:
+    """One line on the other gateways."""
+    from rich.markup import escape
+
+    connected, expected = peering["connected"], peering["expected"]
+    style = "" if connected >= expected else "[yellow]"
+    count = f"{style}{connected} of {expected} peers[/]" if style else f"{connected} of {expected} peers"
+    worst = max((peer["lag_s"] for peer in peering["peers"]), default=0.0)
+    told = peering["told_in_flight"]
+    return f"gateway {escape(peering['name'])} · {count} · {told} told in flight · lag {worst * 1000:.1f} ms"
 
 
 def _rates(now: Snapshot, before: Snapshot | None) -> dict[str, float]:

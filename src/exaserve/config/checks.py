@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from exaserve.config.cluster import STARTING_KEYS, ClusterFile, NodeEntry, Pool, ReplicaEntry
 from exaserve.config.convert import unknown_choice
 from exaserve.config.document import Item, Problem
-from exaserve.config.urls import check_host, same_address, split_url
+from exaserve.config.urls import check_host, same_address, split_address, split_url
 from exaserve.domain.errors import ConfigError
 from exaserve.perfmodel import profile
 from exaserve.scheduling import POLICIES
@@ -68,6 +68,7 @@ def _check_sections(file: ClusterFile, given: Given) -> Iterator[Problem]:
     gateway = file.gateway
     if gateway.port and gateway.port == gateway.admin_port and gateway.host == gateway.admin_host:
         yield _at(given, "gateway.admin_port", f"is the same as gateway.port ({gateway.port}); give it one of its own")
+    yield from _check_peers(file, given)
     times = gateway.timeouts
     for name in ("connect_s", "first_byte_s", "between_bytes_s"):
         path = f"gateway.timeouts.{name[:-2]}"
@@ -75,6 +76,22 @@ def _check_sections(file: ClusterFile, given: Given) -> Iterator[Problem]:
             yield _at(
                 given, path, f"is longer than gateway.timeouts.total ({times.total_s:g} s), so it would never count"
             )
+
+
+def _check_peers(file: ClusterFile, given: Given) -> Iterator[Problem]:
+    gateway = file.gateway
+    for i, peer in enumerate(gateway.peers):
+        try:
+            split_address(peer)
+        except ValueError as error:
+            yield _at(given, f"gateway.peers[{i}]", str(error))
+    if gateway.peer_listen:
+        try:
+            split_address(gateway.peer_listen, port_min=0)
+        except ValueError as error:
+            yield _at(given, "gateway.peer_listen", str(error))
+    if len(gateway.name.encode()) > 255:
+        yield _at(given, "gateway.name", "is longer than 255 bytes")
 
 
 def _check_no_top_pool(given: Given) -> Iterator[Problem]:

@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 from exaserve.domain.errors import ConfigError
 from exaserve.domain.replica import ReplicaId, ReplicaSpec
 
-__all__ = ["check_host", "replica_from_url", "same_address", "split_url"]
+__all__ = ["check_host", "is_loopback", "replica_from_url", "same_address", "split_address", "split_url"]
 
 _HOST_NAME = re.compile(r"(?!-)[A-Za-z0-9_.-]{1,253}(?<!-)")
 
@@ -39,6 +39,33 @@ def split_url(url: str) -> tuple[str, int]:
     if port == 0:
         raise ValueError(f"{url!a}: a replica's port is from 1 to 65535")
     return host, port or 80
+
+
+def split_address(text: str, *, port_min: int = 1) -> tuple[str, int]:
+    """Host and port of ``host:port`` or ``[IPv6]:port``.
+
+    Raises:
+        ValueError: with what is wrong and how to write it.
+    """
+    host, colon, digits = text.rpartition(":")
+    if not colon or not host:
+        raise ValueError(f"{text!a} is not an address; write it as host:port")
+    if host.startswith("[") and host.endswith("]"):
+        host = host[1:-1]
+    elif ":" in host:
+        raise ValueError(f"{text!a}: put an IPv6 address in brackets, such as [::1]:8901")
+    if not (digits.isascii() and digits.isdigit() and port_min <= int(digits) <= 65_535):
+        raise ValueError(f"{text!a}: the port must be a number from {port_min} to 65535")
+    check_host(host)
+    return host, int(digits)
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine reaches ``host``."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host.lower() == "localhost"
 
 
 def check_host(host: str) -> None:

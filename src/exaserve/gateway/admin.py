@@ -8,6 +8,7 @@ POST     /replicas/{id}/drain           no new requests; those in flight go on
 POST     /replicas/{id}/undrain         back in rotation
 POST     /replicas/{id}/weight          ``{"weight": 0.5}``; 0 takes it out
 POST     /replicas/{id}/score           ``{"score": 1.5}``, ``"inf"`` (nothing at all), ``null`` (computed again)
+GET      /peers                         other gateways that share these replicas, and what they told
 POST     /policy                        ``{"policy": "entropy"}``
 POST     /explain                       a hypothetical request: who is out and why, what the others cost
 GET      /config                        effective configuration
@@ -37,13 +38,14 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from exaserve.config import Cluster
+from exaserve.config import Cluster, is_loopback
 from exaserve.config.show import effective
 from exaserve.domain.errors import ConfigError
 from exaserve.domain.replica import ReplicaId
 from exaserve.domain.request import RequestFacts
 from exaserve.gateway.core import Core
 from exaserve.gateway.gauges import entropy_terms
+from exaserve.gateway.peering import Peering
 from exaserve.gateway.telemetry import Telemetry
 from exaserve.health import HealthBook
 from exaserve.observe import EventLog, GatewayMetrics
@@ -67,6 +69,7 @@ class Control(Protocol):
     metrics: GatewayMetrics
     core: Core
     telemetry: Telemetry
+    peering: Peering | None
     url: str
 
 
@@ -141,6 +144,7 @@ class _Admin:
             ("POST", "/replicas/{replica:path}/weight", self.weight),
             ("POST", "/replicas/{replica:path}/score", self.score),
             ("GET", "/replicas/{replica:path}", self.one),
+            ("GET", "/peers", self.peers),
             ("POST", "/policy", self.policy),
             ("POST", "/explain", self.explain),
             ("GET", "/config", self.config),
@@ -166,6 +170,7 @@ class _Admin:
                 "streams": control.metrics.streams_open,
                 "queued": len(control.admission),
                 "requests_total": control.metrics.finished_total,
+                "peers": self._peers(),
                 "replicas": rows,
             }
         )
@@ -205,6 +210,7 @@ class _Admin:
             "inflight": state.inflight,
             "requests_total": requests,
             "ledger": {
+                "told": state.told,
                 "pending": len(state.pending),
                 "pending_s": state.pending_s,
                 "decoding": state.decoding,
@@ -221,6 +227,14 @@ class _Admin:
             "prefill_tokens_per_s": 1.0 / state.per_token_s,
             "entropy": {term: _finite(value) for term, value in entropy_terms(state, now).items()},
         }
+
+    async def peers(self, _request: Request) -> Response:
+        return _json({"peering": self._peers()})
+
+    def _peers(self) -> dict[str, Any] | None:
+        """None for a gateway that is alone."""
+        peering = self._control.peering
+        return None if peering is None else peering.as_dict()
 
     async def config(self, _request: Request) -> Response:
         return _json({"config": effective(self._control.cluster)})
@@ -383,13 +397,6 @@ def _is_address(host: str) -> bool:
     except ValueError:
         return False
     return True
-
-
-def is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 class _Uvicorn(uvicorn.Server):

@@ -19,8 +19,10 @@ from exaserve.domain.replica import ReplicaId, ReplicaSpec
 from exaserve.gateway.admin import AdminServer
 from exaserve.gateway.core import Core, tune_gc
 from exaserve.gateway.gauges import ReplicaGauges
+from exaserve.gateway.peering import Peering
 from exaserve.gateway.probes import Probes
 from exaserve.gateway.telemetry import Telemetry
+from exaserve.gateway.telling import Outbox, TellingScheduler
 from exaserve.health import HealthBook
 from exaserve.observe import EventLog, GatewayMetrics
 from exaserve.scheduling import Admission, Scheduler
@@ -42,6 +44,7 @@ class Gateway:
         log: where events go.
         rng: chance for the policies; seeded in tests.
         admin_token: what the admin API asks for as a bearer token; None asks for none, on loopback only.
+        peer_token: the secret that gateways share; None for none, on loopback only.
         reuse_port: whether several gateways of this machine share the port.
         clock: monotonic seconds; one clock for everything.
     """
@@ -53,6 +56,7 @@ class Gateway:
         log: EventLog,
         rng: Random | None = None,
         admin_token: str | None = None,
+        peer_token: str | None = None,
         reuse_port: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -61,13 +65,21 @@ class Gateway:
         self.clock = clock
         self._reuse_port = reuse_port
         settings = cluster.gateway
-        self.scheduler = Scheduler(cluster.scheduling, rng or Random())
+        rng = rng or Random()
+        outbox = Outbox() if settings.peers or settings.peer_listen else None
+        self.scheduler = (
+            Scheduler(cluster.scheduling, rng) if outbox is None else TellingScheduler(cluster.scheduling, rng, outbox)
+        )
         self.admission = Admission(cluster.admission)
         self.health = HealthBook(cluster.health, self._health_changed)
         self.metrics = GatewayMetrics()
         self.core = Core(settings, self.scheduler, self.admission, self.health, self.metrics, clock=clock)
         self.telemetry = Telemetry(cluster.telemetry, self.scheduler, self.health, log, self.core.wake, clock)
         self.probes = Probes(self.scheduler, self.health, log, self.core.wake, clock)
+        self.peering: Peering | None = None
+        if outbox is not None:
+            self.peering = Peering(settings, peer_token, self.scheduler, outbox, log, clock, rng, self.core.wake)
+            self.metrics.add_source(self.peering.families)
         self.admin = AdminServer(self, settings.admin_host, settings.admin_port, admin_token)
         self.metrics.add_source(self.telemetry.families)
         gauges = ReplicaGauges(self.scheduler, self.health)
@@ -110,6 +122,12 @@ class Gateway:
             raise
         for spec in self.cluster.replicas():
             self._add(spec)
+        if self.peering is not None:
+            try:
+                await self.peering.start()
+            except ConfigError:
+                await self.stop(0.0)
+                raise
         self.probes.start()
         self.telemetry.start()
         self.log.info(
@@ -139,6 +157,8 @@ class Gateway:
             self.telemetry.stop()
             await self.probes.stop()
             await self.core.close()
+            if self.peering is not None:
+                await self.peering.stop()
             await self.admin.stop()
             self.log.info("stopped", requests=self.metrics.finished_total, cut=cut, took_s=self.clock() - began)
 
@@ -277,6 +297,7 @@ async def serve(
     load: Callable[[], Cluster] | None = None,
     ready: Callable[[Gateway], None] | None = None,
     admin_token: str | None = None,
+    peer_token: str | None = None,
     reuse_port: bool = False,
 ) -> None:
     """Runs a gateway until SIGTERM or SIGINT; a second one ends it at once. SIGHUP reloads by ``load``.
@@ -287,7 +308,7 @@ async def serve(
     """
     settings = fit_to_file_limit(cluster.gateway, len(cluster.replicas()), log)
     cluster = msgspec.structs.replace(cluster, gateway=settings)
-    gateway = Gateway(cluster, log=log, admin_token=admin_token, reuse_port=reuse_port)
+    gateway = Gateway(cluster, log=log, admin_token=admin_token, peer_token=peer_token, reuse_port=reuse_port)
     loop = asyncio.get_running_loop()
     await gateway.start()
     stop = asyncio.Event()

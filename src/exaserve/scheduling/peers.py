@@ -51,7 +51,12 @@ class Peers:
     def placed(
         self, peer: str, ref: int, state: ReplicaState, tokens: int, kv_tokens: int, stream: bool, placed_at: float
     ) -> None:
-        """``peer`` has placed a request; a reference already known is replaced."""
+        """``peer`` has placed a request; a reference already known is replaced.
+
+        Times told are a little in the past. Nothing is dated before the replica's last sign of progress, from which the
+        drain of its queue and its speed are reckoned.
+        """
+        placed_at = max(placed_at, state.drain_at)
         told = self._told.setdefault(peer, {})
         if ref in told:
             self.done(peer, ref, placed_at)
@@ -66,12 +71,16 @@ class Peers:
     def first_token(self, peer: str, ref: int, now: float) -> None:
         placement = self._told.get(peer, {}).get(ref)
         if placement is not None:
-            placement.state.first_token(placement, now)
+            placement.state.first_token(placement, max(now, placement.state.drain_at))
 
     def done(self, peer: str, ref: int, now: float) -> None:
         placement = self._told.get(peer, {}).pop(ref, None)
         if placement is not None:
-            placement.state.release(placement, now, Outcome.REJECTED)
+            placement.state.release(placement, max(now, placement.state.drain_at), Outcome.REJECTED)
+
+    def count(self, peer: str) -> int:
+        """Placements of ``peer`` now charged here."""
+        return len(self._told.get(peer, ()))
 
     def lost(self, peer: str, now: float) -> None:
         """The connection to ``peer`` is gone: what it told is known no longer."""

@@ -1,0 +1,250 @@
+"""The language of gateways among themselves: compact binary frames, in bytes out and events in. No I/O.
+
+Each frame is one type byte and a body, little-endian, over TCP:
+
+======  =======  ==========================================================================================
+type    name     body
+======  =======  ==========================================================================================
+1       HELLO    magic, version, instance (8 bytes, new at each start), nonce (16), name (length byte, UTF-8)
+2       AUTH     HMAC-SHA256 over both sides' hellos, keyed by the shared token
+3       TIME     sender's monotonic clock, seconds (f64): begins each write, and alone is the heartbeat
+4       RESET    forget all I told: the whole picture follows
+5       DEFINE   number (u32) that stands for a replica id (length u16, UTF-8) from now on
+6       PLACED   ref, replica number, uncached prompt tokens, KV tokens (u32 each), flags, age in seconds (f32)
+7       FIRST    ref: its first token came
+8       DONE     ref: it ended, however it ended
+======  =======  ==========================================================================================
+
+A reader takes bytes cut anywhere. Whatever is not this language raises :class:`FrameError`, and the connection ends.
+"""
+
+from __future__ import annotations
+
+import hmac
+import math
+import struct
+from typing import Literal, NamedTuple
+
+__all__ = [
+    "DECODING",
+    "STREAM",
+    "Auth",
+    "Define",
+    "Done",
+    "First",
+    "Frame",
+    "FrameError",
+    "FrameReader",
+    "Hello",
+    "Placed",
+    "Reset",
+    "Time",
+    "proof",
+    "write_auth",
+    "write_define",
+    "write_done",
+    "write_first",
+    "write_hello",
+    "write_placed",
+    "write_reset",
+    "write_time",
+]
+
+MAGIC = b"EXSP"
+VERSION = 1
+STREAM = 1
+"""Flag of PLACED: the answer is streamed, so a first token will be told."""
+DECODING = 2
+"""Flag of PLACED in a whole picture: the first token has come already."""
+ID_BYTES_MAX = 1024
+DEFINED_MAX = 131_072
+"""Replica numbers that one sender may use; senders start again well below."""
+U32_MAX = 0xFFFF_FFFF
+
+_HELLO = struct.Struct("<B4sB8s16sB")
+_AUTH = struct.Struct("<B32s")
+_TIME = struct.Struct("<Bd")
+_DEFINE = struct.Struct("<BIH")
+_PLACED = struct.Struct("<BIIIIBf")
+_REF = struct.Struct("<BI")
+_AGE_MAX_S = 86_400.0
+
+
+class FrameError(Exception):
+    """The bytes are not a peer's."""
+
+
+class Hello(NamedTuple):
+    instance: bytes
+    nonce: bytes
+    name: str
+
+
+class Auth(NamedTuple):
+    proof: bytes
+
+
+class Time(NamedTuple):
+    sent_at: float
+
+
+class Reset(NamedTuple):
+    pass
+
+
+class Define(NamedTuple):
+    number: int
+    replica: str
+
+
+class Placed(NamedTuple):
+    ref: int
+    number: int
+    tokens: int
+    kv_tokens: int
+    flags: int
+    age_s: float
+
+
+class First(NamedTuple):
+    ref: int
+
+
+class Done(NamedTuple):
+    ref: int
+
+
+Frame = Hello | Auth | Time | Reset | Define | Placed | First | Done
+
+
+def write_hello(hello: Hello) -> bytes:
+    name = hello.name.encode()
+    return _HELLO.pack(1, MAGIC, VERSION, hello.instance, hello.nonce, len(name)) + name
+
+
+def write_auth(digest: bytes) -> bytes:
+    return _AUTH.pack(2, digest)
+
+
+def write_time(sent_at: float) -> bytes:
+    return _TIME.pack(3, sent_at)
+
+
+def write_reset() -> bytes:
+    return b"\x04"
+
+
+def write_define(number: int, replica: str) -> bytes:
+    text = replica.encode()[:ID_BYTES_MAX]
+    return _DEFINE.pack(5, number, len(text)) + text
+
+
+def write_placed(ref: int, number: int, tokens: int, kv_tokens: int, flags: int, age_s: float = 0.0) -> bytes:
+    age_s = min(max(age_s, 0.0), _AGE_MAX_S)
+    return _PLACED.pack(6, ref, number, min(tokens, U32_MAX), min(kv_tokens, U32_MAX), flags, age_s)
+
+
+def write_first(ref: int) -> bytes:
+    return _REF.pack(7, ref)
+
+
+def write_done(ref: int) -> bytes:
+    return _REF.pack(8, ref)
+
+
+def proof(token: bytes, role: Literal["dialed", "accepted"], own: Hello, other: Hello) -> bytes:
+    """What only a holder of ``token`` can say on this connection; ``role`` is the prover's, so that an echo is none."""
+    text = b"\0".join((MAGIC, role.encode(), write_hello(own), write_hello(other)))
+    return hmac.digest(token, text, "sha256")
+
+
+class FrameReader:
+    """Bytes into frames. What is held back of an unfinished frame is at most about a kilobyte."""
+
+    def __init__(self) -> None:
+        self._rest = b""
+
+    def feed(self, data: bytes) -> list[Frame]:
+        """The frames that ``data`` completes. FrameError for anything else; the reader is then of no further use."""
+        if self._rest:
+            data = self._rest + data
+        frames: list[Frame] = []
+        at, end = 0, len(data)
+        while at < end:
+            read = _READ.get(data[at])
+            if read is None:
+                raise FrameError(f"frame type {data[at]} is not known")
+            least, take = read
+            if end - at < least:
+                break
+            frame, size = take(data, at)
+            if frame is None:
+                break
+            frames.append(frame)
+            at += size
+        self._rest = data[at:]
+        return frames
+
+
+_Taken = tuple[Frame | None, int]
+
+
+def _hello(data: bytes, at: int) -> _Taken:
+    _, magic, version, instance, nonce, length = _HELLO.unpack_from(data, at)
+    if magic != MAGIC:
+        raise FrameError("this is not a gateway's peer port")
+    if version != VERSION:
+        raise FrameError(f"the peer speaks version {version}, this gateway {VERSION}")
+    size = _HELLO.size + length
+    if len(data) - at < size:
+        return None, 0
+    name = _text(data[at + _HELLO.size : at + size])
+    if not name:
+        raise FrameError("the peer has no name")
+    return Hello(instance, nonce, name), size
+
+
+def _define(data: bytes, at: int) -> _Taken:
+    _, number, length = _DEFINE.unpack_from(data, at)
+    if length > ID_BYTES_MAX or number >= DEFINED_MAX:
+        raise FrameError("a replica's number or name is out of range")
+    size = _DEFINE.size + length
+    if len(data) - at < size:
+        return None, 0
+    return Define(number, _text(data[at + _DEFINE.size : at + size])), size
+
+
+def _placed(data: bytes, at: int) -> _Taken:
+    _, ref, number, tokens, kv_tokens, flags, age_s = _PLACED.unpack_from(data, at)
+    if flags > STREAM | DECODING or not 0.0 <= age_s <= _AGE_MAX_S:
+        raise FrameError("a placement is out of range")
+    return Placed(ref, number, tokens, kv_tokens, flags, age_s), _PLACED.size
+
+
+def _time(data: bytes, at: int) -> _Taken:
+    sent_at = _TIME.unpack_from(data, at)[1]
+    if not math.isfinite(sent_at):
+        raise FrameError("the peer's clock is no number")
+    return Time(sent_at), _TIME.size
+
+
+def _text(raw: bytes) -> str:
+    try:
+        text = raw.decode()
+    except UnicodeDecodeError:
+        raise FrameError("a name is not UTF-8") from None
+    if not text.isprintable():
+        raise FrameError("a name holds control characters")
+    return text
+
+
+_READ = {
+    1: (_HELLO.size, _hello),
+    2: (_AUTH.size, lambda data, at: (Auth(_AUTH.unpack_from(data, at)[1]), _AUTH.size)),
+    3: (_TIME.size, _time),
+    4: (1, lambda _data, _at: (Reset(), 1)),
+    5: (_DEFINE.size, _define),
+    6: (_PLACED.size, _placed),
+    7: (_REF.size, lambda data, at: (First(_REF.unpack_from(data, at)[1]), _REF.size)),
+    8: (_REF.size, lambda data, at: (Done(_REF.unpack_from(data, at)[1]), _REF.size)),
+}

@@ -1,0 +1,384 @@
+"""Gateways that share replicas tell each other every placement, first token and end, at once (X2).
+
+One TCP connection for each pair. Either side may dial; where both do, the connection that the gateway with the smaller
+name dialled stays. Both prove that they hold the shared token before anything else is believed. Then each sends its
+whole picture (own placements in flight) and from there on what happens, written once per turn of the event loop.
+
+Everything told is soft state: a peer that closes, breaks the protocol, or is silent for :data:`SILENCE_MAX_S` is gone,
+and its placements with it. A peer that reads too slowly misses what happens meanwhile and gets the whole picture again.
+
+Times are the sender's, moved to this clock by the least delay seen lately, so that a turn that came late does not look
+like a replica that was fast.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+import socket
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from random import Random
+from typing import Any
+
+from exaserve.config import GatewaySettings, is_loopback, split_address
+from exaserve.domain.errors import ConfigError
+from exaserve.gateway.peer_frames import FrameError, write_time
+from exaserve.gateway.peer_link import Link
+from exaserve.gateway.telling import Outbox
+from exaserve.observe import EventLog, Family, labels
+from exaserve.scheduling import Scheduler
+
+__all__ = ["SILENCE_MAX_S", "PeerView", "Peering"]
+
+HEARTBEAT_S = 0.4
+SILENCE_MAX_S = 1.5
+"""Silence after which a peer is gone: with the check each :data:`TICK_S`, within 2 s of its last sign of life."""
+TICK_S = 0.2
+HANDSHAKE_S = 2.0
+CONNECT_S = 2.0
+BACKOFF_S = (0.05, 0.1, 0.2, 0.5, 1.0)
+"""Pauses between attempts to reach a peer, each spread by half: gateways started together do not dial in step."""
+CONNECTIONS_MAX = 256
+"""Connections to the peer port, known or not."""
+HOMES_PAUSE_S = 0.05
+"""Homes are dealt out anew this long after a peer came or went, once for several that come together."""
+
+
+@dataclass(frozen=True, slots=True)
+class PeerView:
+    """A connected peer, for the admin API.
+
+    Attributes:
+        told: its placements charged here.
+        lag_s: how much later than usual its last message came, seconds.
+        resyncs: whole pictures sent to it beyond the first.
+    """
+
+    name: str
+    address: str
+    dialed: bool
+    connected_s: float
+    told: int
+    received: int
+    sent_bytes: int
+    lag_s: float
+    resyncs: int
+
+
+def join_address(host: str, port: int) -> str:
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def _refuse_without_token(host: str) -> None:
+    if not is_loopback(host):
+        raise ConfigError(
+            f"peers on {host} are beyond this machine and need a shared token; give --peer-token-file FILE",
+            param="gateway.peer_token_file",
+        )
+
+
+class Peering:
+    """All peers of one gateway.
+
+    Args:
+        settings: name, peers and where to listen.
+        token: the secret that all gateways share; None for none, on loopback only.
+        on_change: called after what peers told has been charged, so that queued requests are looked at again.
+    """
+
+    def __init__(
+        self,
+        settings: GatewaySettings,
+        token: str | None,
+        scheduler: Scheduler,
+        outbox: Outbox,
+        log: EventLog,
+        clock: Callable[[], float],
+        rng: Random,
+        on_change: Callable[[], None] | None = None,
+    ) -> None:
+        self.name = settings.name
+        self.token = (token or "").encode()
+        self.scheduler = scheduler
+        self.outbox = outbox
+        self.clock = clock
+        self.on_change = on_change
+        self.instance = secrets.token_bytes(8)
+        self.losses_total = 0
+        self.refused_total = 0
+        self.flushes_total = 0
+        self.url = ""
+        self._settings = settings
+        self._addresses = tuple(dict.fromkeys(split_address(peer) for peer in settings.peers))
+        self._log = log
+        self._rng = rng
+        self._links: dict[str, Link] = {}
+        self._greeting: set[Link] = set()
+        self._known: dict[str, str] = {}
+        self._own: set[str] = set()
+        self._server: asyncio.Server | None = None
+        self._dialers: list[asyncio.Task[None]] = []
+        self._timer: asyncio.TimerHandle | None = None
+        self._homes_timer: asyncio.TimerHandle | None = None
+        self._tick_due = 0.0
+        self._beat_due = 0.0
+        self._stopping = False
+        outbox.schedule = self._schedule
+
+    # ---- life ---------------------------------------------------------------------------------------------------
+    async def start(self) -> None:
+        """Listens where asked and begins to dial.
+
+        Raises:
+            ConfigError: it cannot listen there, or addresses beyond loopback go without a token.
+        """
+        loop = asyncio.get_running_loop()
+        settings = self._settings
+        listen = split_address(settings.peer_listen, port_min=0) if settings.peer_listen else None
+        if not self.token:
+            for host, _ in (*self._addresses, *([] if listen is None else [listen])):
+                _refuse_without_token(host)
+        host_name = socket.gethostname()
+        self.name = self.name or f"{host_name}/{os.getpid()}"
+        if listen is not None:
+            try:
+                self._server = await loop.create_server(lambda: Link(self, None), *listen, start_serving=False)
+            except OSError as error:
+                raise ConfigError(
+                    f"cannot listen for peers on {settings.peer_listen}: {error.strerror or error}",
+                    param="gateway.peer_listen",
+                ) from None
+            port = self._server.sockets[0].getsockname()[1]
+            self.name = settings.name or f"{host_name}:{port}"
+            self.url = join_address(listen[0], port)
+            await self._server.start_serving()
+        self._log.info("peering", name=self.name, listen=self.url, peers=len(self._addresses))
+        self.scheduler.set_gateways(self.name, [self.name])
+        self._dialers = [loop.create_task(self._keep(host, port)) for host, port in self._addresses]
+        self._tick_due = self.clock() + TICK_S
+        self._timer = loop.call_later(TICK_S, self._tick)
+
+    async def stop(self) -> None:
+        """Closes everything; peers forget this gateway at once."""
+        self._stopping = True
+        for timer in (self._timer, self._homes_timer):
+            if timer is not None:
+                timer.cancel()
+        for task in self._dialers:
+            task.cancel()
+        await asyncio.gather(*self._dialers, return_exceptions=True)
+        if self._server is not None:
+            self._server.close()
+        for link in [*self._links.values(), *self._greeting]:
+            link.drop("this gateway stops")
+        await asyncio.sleep(0)
+
+    # ---- sending ------------------------------------------------------------------------------------------------
+    def _schedule(self) -> None:
+        asyncio.get_running_loop().call_soon(self._flush)
+
+    def _flush(self) -> None:
+        """Once per turn of the loop: the same bytes to every peer that keeps up."""
+        outbox = self.outbox
+        data = outbox.take()
+        self.flushes_total += 1
+        if outbox.renumbered:
+            outbox.renumbered = False
+            for link in self._links.values():
+                if not link.lagging:
+                    link.send_picture()
+        elif data and self._links:
+            data = write_time(self.clock()) + data
+            for link in self._links.values():
+                if not link.lagging:
+                    link.write(data)
+
+    def _tick(self) -> None:
+        now = self.clock()
+        late_s = max(0.0, now - self._tick_due)
+        self._tick_due = now + TICK_S
+        self._timer = asyncio.get_running_loop().call_later(TICK_S, self._tick)
+        for link in [*self._links.values(), *self._greeting]:
+            if late_s > TICK_S:
+                # This loop was held up: what peers sent meanwhile is still to be read.
+                link.heard_at = min(link.heard_at + late_s, now)
+            if link.established and now - link.heard_at > SILENCE_MAX_S:
+                link.drop(f"silent for {SILENCE_MAX_S:g} s")
+            elif not link.established and now - link.opened_at > HANDSHAKE_S:
+                link.drop("the greeting took too long")
+        if now >= self._beat_due:
+            self._beat_due = now + HEARTBEAT_S - TICK_S / 2
+            beat = write_time(now)
+            for link in self._links.values():
+                if not link.lagging:
+                    link.write(beat)
+
+    # ---- dialling -----------------------------------------------------------------------------------------------
+    async def _keep(self, host: str, port: int) -> None:
+        """Keeps a connection to one address, unless that peer has one to us or the address is our own."""
+        loop = asyncio.get_running_loop()
+        failures = 0
+        address = join_address(host, port)
+        said = ""
+        while True:
+            if address in self._own:
+                return
+            if self._known.get(address) in self._links:
+                await asyncio.sleep(TICK_S)
+                continue
+            link = Link(self, address)
+            self._greeting.add(link)
+            try:
+                async with asyncio.timeout(CONNECT_S):
+                    await loop.create_connection(lambda link=link: link, host, port)  # type: ignore[misc]
+                await link.closed
+                why = link.why
+            except (OSError, TimeoutError) as error:
+                why = str(error) or "no answer"
+            finally:
+                self._greeting.discard(link)
+                link.drop("given up")
+            if link.hello is not None and link.hello.name != self.name:
+                self._known[address] = link.hello.name
+            failures = 0 if link.established or self._known.get(address) in self._links else failures + 1
+            if failures and why != said and address not in self._own:
+                self._log.warning("peer_unreachable", address=address, why=why)
+            said = why if failures else ""
+            pause_s = BACKOFF_S[min(failures, len(BACKOFF_S) - 1)]
+            await asyncio.sleep(pause_s * self._rng.uniform(0.5, 1.5))
+
+    # ---- for links ----------------------------------------------------------------------------------------------
+    def take(self, link: Link) -> bool:
+        """A connection came in; False above the limit."""
+        if self._stopping or len(self._greeting) + len(self._links) >= CONNECTIONS_MAX:
+            return False
+        self._greeting.add(link)
+        return True
+
+    def greeted(self, link: Link) -> None:
+        """The peer has proved itself: takes the connection, or closes it where another one is to stay."""
+        assert link.hello is not None
+        if link.hello.instance == self.instance:
+            if link.dialed is not None:
+                self._own.add(link.dialed)
+            raise FrameError("this is the gateway itself")
+        if link.peer == self.name:
+            raise FrameError(f"another gateway is called {self.name!r} too; give each a name of its own")
+        current = self._links.get(link.peer)
+        if current is not None and current.hello is not None and current.hello.instance == link.hello.instance:
+            first = min(self.name, link.peer)
+            if self._dialer(current) == first != self._dialer(link):
+                raise FrameError("there is a connection already")
+        if current is not None:
+            current.drop("replaced by another connection")
+            self._forget(current)
+        self._greeting.discard(link)
+        link.established = True
+        self._links[link.peer] = link
+        self.outbox.listening = True
+        link.send_picture()
+        self._homes_soon()
+        self._log.info("peer_up", peer=link.peer, address=link.address)
+
+    def _dialer(self, link: Link) -> str:
+        return self.name if link.dialed is not None else link.peer
+
+    def lost(self, link: Link) -> None:
+        """The connection is gone, whoever ended it."""
+        self._greeting.discard(link)
+        if not link.established:
+            if not self._stopping and link.hello is not None:
+                self.refused_total += 1
+                self._log.debug("peer_refused", address=link.address, why=link.why)
+            return
+        if self._links.get(link.peer) is link:
+            self._forget(link)
+
+    def _forget(self, link: Link) -> None:
+        del self._links[link.peer]
+        self.outbox.listening = bool(self._links)
+        if not self.outbox.listening:
+            self.outbox.take()
+        told = self.scheduler.told()
+        self.scheduler.peer_lost(link.peer, self.clock())
+        self.losses_total += 1
+        if not self._stopping:
+            self._log.warning(
+                "peer_lost", peer=link.peer, why=link.why, placements_forgotten=told - self.scheduler.told()
+            )
+            self._homes_soon()
+            if self.on_change is not None:
+                self.on_change()
+
+    def _homes_soon(self) -> None:
+        if self._homes_timer is None:
+            self._homes_timer = asyncio.get_running_loop().call_later(HOMES_PAUSE_S, self._set_homes)
+
+    def _set_homes(self) -> None:
+        self._homes_timer = None
+        self.scheduler.set_gateways(self.name, [self.name, *self._links])
+
+    # ---- looking ------------------------------------------------------------------------------------------------
+    def peers(self) -> tuple[str, ...]:
+        """Names of the connected peers, sorted."""
+        return tuple(sorted(self._links))
+
+    def expected(self) -> int:
+        """Peers that the configuration names, this gateway left out, or more where more have come."""
+        return max(len(self._addresses) - len(self._own), len(self._links))
+
+    def views(self) -> list[PeerView]:
+        now = self.clock()
+        return [
+            PeerView(
+                name=link.peer,
+                address=link.address,
+                dialed=link.dialed is not None,
+                connected_s=now - link.opened_at,
+                told=self.scheduler.told(link.peer),
+                received=link.received,
+                sent_bytes=link.sent_bytes,
+                lag_s=link.lag_s,
+                resyncs=link.resyncs,
+            )
+            for _, link in sorted(self._links.items())
+        ]
+
+    def as_dict(self) -> dict[str, Any]:
+        """For the admin API."""
+        return {
+            "name": self.name,
+            "expected": self.expected(),
+            "connected": len(self._links),
+            "told_in_flight": self.scheduler.told(),
+            "own_in_flight": len(self.outbox),
+            "told_total": self.outbox.told_total,
+            "losses_total": self.losses_total,
+            "peers": self.views(),
+        }
+
+    def families(self) -> Iterable[Family]:
+        """For the gateway's own metrics."""
+        expected = Family("exaserve_peers_expected", "gauge", "Other gateways that the configuration names.")
+        connected = Family("exaserve_peers_connected", "gauge", "Other gateways connected.")
+        told = Family("exaserve_peer_told_inflight", "gauge", "The peer's placements charged here.")
+        received = Family("exaserve_peer_received_total", "counter", "Messages from the peer on this connection.")
+        sent = Family("exaserve_peer_sent_bytes_total", "counter", "Bytes to the peer on this connection.")
+        lag = Family("exaserve_peer_lag_seconds", "gauge", "How much later than usual the peer's last message came.")
+        resyncs = Family("exaserve_peer_resyncs_total", "counter", "Whole pictures sent because the peer was slow.")
+        events = Family("exaserve_peer_events_total", "counter", "Placements, first tokens and ends told to peers.")
+        losses = Family("exaserve_peer_losses_total", "counter", "Peers lost, replaced connections included.")
+        expected.add(self.expected())
+        connected.add(len(self._links))
+        events.add(self.outbox.told_total)
+        losses.add(self.losses_total)
+        for view in self.views():
+            head = labels(peer=view.name)
+            told.add(view.told, head)
+            received.add(view.received, head)
+            sent.add(view.sent_bytes, head)
+            lag.add(view.lag_s, head)
+            resyncs.add(view.resyncs, head)
+        return [expected, connected, told, received, sent, lag, resyncs, events, losses]

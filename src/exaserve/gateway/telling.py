@@ -1,0 +1,142 @@
+"""A scheduler that tells other gateways what it does, and the list of what is to be told.
+
+Placing, a first token and the end of a placement each append one short byte string to a list; once per turn of the
+event loop the list is written, the same bytes to every peer. A gateway without peers pays nothing: it uses a plain
+:class:`~exaserve.scheduling.Scheduler`.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Collection
+from random import Random
+
+from exaserve.domain.replica import ReplicaId
+from exaserve.domain.request import Outcome, RequestFacts, Usage
+from exaserve.gateway.peer_frames import (
+    DECODING,
+    STREAM,
+    write_define,
+    write_done,
+    write_first,
+    write_placed,
+    write_reset,
+)
+from exaserve.scheduling import Placement, Refusal, Scheduler, SchedulerConfig
+
+__all__ = ["NUMBERS_MAX", "Outbox", "TellingScheduler"]
+
+NUMBERS_MAX = 100_000
+"""Replica numbers given before they are given anew (replicas that come and go use them up)."""
+
+
+class Outbox:
+    """What this gateway has to tell.
+
+    Attributes:
+        listening: whether any peer is there to be told; otherwise only the picture is kept.
+        schedule: called at the first event of a turn; it must see to it that :meth:`take` is called soon.
+        told_total: events told so far.
+        renumbered: numbers were given anew, so that what was taken last is of no use without a picture.
+    """
+
+    def __init__(self) -> None:
+        self.schedule: Callable[[], object] = int
+        self.listening = False
+        self.told_total = 0
+        self._parts: list[bytes] = []
+        self._refs: dict[Placement, int] = {}
+        self._next = itertools.count()
+        self._numbers: dict[ReplicaId, int] = {}
+        self.renumbered = False
+
+    def __len__(self) -> int:
+        """Own placements in flight."""
+        return len(self._refs)
+
+    def placed(self, placement: Placement) -> None:
+        ref = next(self._next) & 0xFFFF_FFFF
+        self._refs[placement] = ref
+        if self.listening:
+            replica = placement.replica_id
+            number = self._numbers.get(replica)
+            if number is None:
+                number = self._define(replica)
+            # Cached tokens are an estimate with a fraction, and so are those that are left.
+            self._tell(write_placed(ref, number, int(placement.tokens), placement.kv_tokens, STREAM * placement.stream))
+
+    def first_token(self, placement: Placement) -> None:
+        if self.listening and (ref := self._refs.get(placement)) is not None:
+            self._tell(write_first(ref))
+
+    def done(self, placement: Placement) -> None:
+        ref = self._refs.pop(placement, None)
+        if self.listening and ref is not None:
+            self._tell(write_done(ref))
+
+    def _tell(self, frame: bytes) -> None:
+        parts = self._parts
+        if not parts:
+            self.schedule()
+        parts.append(frame)
+        self.told_total += 1
+
+    def _define(self, replica: ReplicaId) -> int:
+        if len(self._numbers) >= NUMBERS_MAX:
+            self._numbers.clear()
+            self._parts.clear()
+            self.renumbered = True  # every peer needs the whole picture again
+        number = self._numbers[replica] = len(self._numbers)
+        self._tell(write_define(number, replica))
+        return number
+
+    def take(self) -> bytes:
+        """What happened since the last call, and no more of it is kept."""
+        data = b"".join(self._parts)
+        self._parts.clear()
+        return data
+
+    def picture(self, now: float) -> bytes:
+        """All own placements in flight, for a peer that has just come or has missed something."""
+        numbers = self._numbers
+        for placement in self._refs:
+            numbers.setdefault(placement.replica_id, len(numbers))
+        parts = [write_reset()]
+        parts += [write_define(number, replica) for replica, number in numbers.items()]
+        for placement, ref in self._refs.items():
+            flags = STREAM * placement.stream
+            # With its first token out it has no prefill left that anybody could learn from or wait for.
+            decoding = placement.phase == Placement.DECODING
+            parts.append(
+                write_placed(
+                    ref,
+                    numbers[placement.replica_id],
+                    0 if decoding else int(placement.tokens),
+                    placement.kv_tokens,
+                    flags | DECODING if decoding else flags,
+                    0.0 if decoding else now - placement.placed_at,
+                )
+            )
+        return b"".join(parts)
+
+
+class TellingScheduler(Scheduler):
+    """The scheduler of a gateway with peers: the same decisions, each of them told."""
+
+    def __init__(self, config: SchedulerConfig, rng: Random, outbox: Outbox) -> None:
+        super().__init__(config, rng)
+        self._outbox = outbox
+
+    def place(self, facts: RequestFacts, now: float, exclude: Collection[ReplicaId] = ()) -> Placement | Refusal:
+        result = super().place(facts, now, exclude)
+        if type(result) is Placement:
+            self._outbox.placed(result)
+        return result
+
+    def first_token(self, placement: Placement, now: float) -> None:
+        super().first_token(placement, now)
+        self._outbox.first_token(placement)
+
+    def release(self, placement: Placement, now: float, outcome: Outcome, usage: Usage | None = None) -> None:
+        super().release(placement, now, outcome, usage)
+        self._outbox.done(placement)
