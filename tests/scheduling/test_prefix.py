@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from exaserve.scheduling import BLOCK_BYTES, block_hashes
-from exaserve.scheduling.prefix import BLOCKS_MAX, PrefixIndex
+from exaserve.scheduling.prefix import BLOCK_ENDS, PrefixIndex
 
 
 def test_shared_text_shares_exactly_its_whole_blocks() -> None:
@@ -16,7 +16,8 @@ def test_shared_text_shares_exactly_its_whole_blocks() -> None:
     assert a[:shared] == b[:shared]
     assert a[shared] != b[shared]
     assert block_hashes(b"x" * (BLOCK_BYTES - 1)) == ()
-    assert len(block_hashes(b"x" * (BLOCK_BYTES * 1000))) == BLOCKS_MAX
+    assert len(block_hashes(b"x" * (BLOCK_BYTES * 1000))) == len(BLOCK_ENDS)
+    assert list(BLOCK_ENDS) == sorted(set(BLOCK_ENDS))
 
 
 def test_equal_blocks_at_other_depths_differ() -> None:
@@ -28,7 +29,7 @@ def test_deepest_match_first() -> None:
     index = PrefixIndex(1000)
     index.insert((1, 2, 3, 4), 1 << 0)
     index.insert((1, 2), 1 << 1)
-    assert index.match((1, 2, 3, 9)) == [(3, 0b01), (2, 0b11)]
+    assert index.match((1, 2, 3, 9)) == [(BLOCK_ENDS[2], 0b01), (BLOCK_ENDS[1], 0b11)]
     assert index.match((9,)) == []
     assert index.match(()) == []
 
@@ -39,7 +40,7 @@ def test_bounded_by_two_generations_and_recent_blocks_survive() -> None:
         index.insert((k,), 1)
         index.insert((-1,), 2)
         assert len(index) <= 200
-    assert index.match((-1,)) == [(1, 2)]
+    assert index.match((-1,)) == [(BLOCK_BYTES, 2)]
     assert index.match((0,)) == []
     index.validate()
 
@@ -61,5 +62,5 @@ def test_agrees_with_a_simple_model(inserted: list[tuple[tuple[int, ...], int]],
         depth[replica] = max(depth.get(replica, 0), shared)
     levels = index.match(asked)
     for replica in range(6):
-        found = next((blocks for blocks, bits in levels if bits >> replica & 1), 0)
-        assert found == depth.get(replica, 0)
+        found = next((size for size, bits in levels if bits >> replica & 1), 0)
+        assert found == (0, *BLOCK_ENDS)[depth.get(replica, 0)]

@@ -19,8 +19,8 @@ class RequestFacts:
         total_tokens_max: prompt + the client's own bound on output, what a context window must hold at worst.
         stream: whether the answer is streamed, so that a first byte will be seen before the last.
         session: affinity key (header, ``user``, or None), for the consistent-hashing policies.
-        prefix: chained hashes of the prompt's leading blocks, shallowest first, one per
-            :data:`exaserve.scheduling.prefix.BLOCK_BYTES` of prompt text.
+        prefix: chained hashes of the prompt's leading blocks, shallowest first (see
+            :func:`exaserve.scheduling.block_hashes`).
         prompt_bytes: bytes of prompt text, to learn bytes per token from the engine's ``usage``.
         lora: adapter that the model name stands for, or None.
         priority: larger goes first in the admission queue; 0 is normal.

@@ -53,7 +53,7 @@ class SchedulerConfig:
     queue_depth_max: int = 32
     kv_watermark: float = 0.85
     full_scan_max: int = 64
-    sample_size: int = 16
+    sample_size: int = 8
     memory_size: int = 4
     foreign_share: float = 0.25
     tie_s: float = 0.001
@@ -68,7 +68,7 @@ class SchedulerConfig:
     failure_s: float = 0.5
     away_share: float = 0.4
     report_stale_s: float = 2.0
-    ring_vnodes: int = 64
+    ring_vnodes: int = 32
     bounded_load: float = 1.25
     prefix_entries_max: int = 100_000
     literal_kv_gb: float = 0.3

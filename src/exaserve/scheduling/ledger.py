@@ -16,6 +16,7 @@ where they tell us (:mod:`exaserve.scheduling.peers`): then it is charged like o
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 from exaserve.domain.replica import ReplicaSpec, Report
 from exaserve.domain.request import Outcome
@@ -344,6 +345,23 @@ class ReplicaState:
         self.kv_reported = -math.inf if report.kv_use is None or not self.kv_max else report.kv_use * self.kv_max
         self._set_rate()
         self.refresh()
+        return True
+
+    def confirm(self, seq: int, taken_at: float) -> bool:
+        """The last report holds at a later time. False where that moves more than its age: then report it in full."""
+        report = self.last_report
+        if (
+            report is None
+            or not self.report_fresh
+            or self.inflight
+            or self.told
+            or self.foreign_waiting
+            or self.placed_since
+            or self.progressed_since
+        ):
+            return False
+        if seq > report.seq and taken_at > report.taken_at:
+            self.last_report = replace(report, seq=seq, taken_at=taken_at)
         return True
 
     def expire_report(self, now: float) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from hashlib import blake2b
 
 from exaserve.domain.replica import ReplicaId
@@ -28,8 +28,17 @@ class HashRing:
         self._points: list[tuple[int, ReplicaId]] = []
 
     def add(self, replica: ReplicaId) -> None:
-        for k in range(self._vnodes):
-            insort(self._points, (session_hash(f"{replica}#{k}"), replica))
+        for point in self._of(replica):
+            insort(self._points, point)
+
+    def fill(self, replicas: Iterable[ReplicaId]) -> None:
+        """Add many at once: sorted once, not inserted one by one."""
+        for replica in replicas:
+            self._points += self._of(replica)
+        self._points.sort()
+
+    def _of(self, replica: ReplicaId) -> list[tuple[int, ReplicaId]]:
+        return [(session_hash(f"{replica}#{k}"), replica) for k in range(self._vnodes)]
 
     def remove(self, replica: ReplicaId) -> None:
         self._points = [p for p in self._points if p[1] != replica]
@@ -51,17 +60,18 @@ class Pool:
 
     Attributes:
         members: every replica that serves the model, up or down, in order of joining.
-        eligible: those that may take requests in principle; rebuilt on change, read by policies.
+        eligible: those that may take requests in principle, read by policies; rebuilt at the first look after a
+            change, so that thousands of replicas that join at once cost one rebuild and not one each.
         inflight: this pool's placements not yet released, count.
     """
 
-    __slots__ = ("_ring", "_ring_vnodes", "by_index", "eligible", "inflight", "members", "model", "stats", "version")
+    __slots__ = ("_eligible", "_ring", "_ring_vnodes", "by_index", "inflight", "members", "model", "stats", "version")
 
     def __init__(self, model: str, ring_vnodes: int) -> None:
         self.model = model
         self.members: dict[ReplicaId, ReplicaState] = {}
         self.by_index: dict[int, ReplicaState] = {}
-        self.eligible: list[ReplicaState] = []
+        self._eligible: list[ReplicaState] | None = []
         self.inflight = 0
         self.stats = ModelStats()
         self.version = 0
@@ -73,8 +83,7 @@ class Pool:
         """Built when a policy first asks for it; members join and leave it afterwards."""
         if self._ring is None:
             self._ring = HashRing(self._ring_vnodes)
-            for replica in self.members:
-                self._ring.add(replica)
+            self._ring.fill(self.members)
         return self._ring
 
     def add(self, state: ReplicaState) -> None:
@@ -82,16 +91,27 @@ class Pool:
         self.by_index[state.index] = state
         if self._ring is not None:
             self._ring.add(state.id)
-        self.rebuild()
+        self.changed()
 
     def remove(self, replica: ReplicaId) -> None:
         state = self.members.pop(replica)
         self.by_index.pop(state.index, None)
         if self._ring is not None:
             self._ring.remove(replica)
-        self.rebuild()
+        self.changed()
 
-    def rebuild(self) -> None:
-        """Recompute ``eligible`` after a member's availability, weight or drain state changed."""
-        self.eligible = [s for s in self.members.values() if s.eligible]
-        self.version += 1
+    def changed(self) -> None:
+        """A member's availability, weight or drain state changed: ``eligible`` is rebuilt when it is next read.
+
+        Thousands of replicas that come up one by one would otherwise rebuild it thousands of times.
+        """
+        self._eligible = None
+
+    @property
+    def eligible(self) -> list[ReplicaState]:
+        """Members that may take requests in principle, in order of joining."""
+        eligible = self._eligible
+        if eligible is None:
+            eligible = self._eligible = [s for s in self.members.values() if s.eligible]
+            self.version += 1
+        return eligible

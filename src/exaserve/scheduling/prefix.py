@@ -10,12 +10,17 @@ and the old one is dropped. That is LRU to within one generation, with no bookke
 
 from __future__ import annotations
 
-__all__ = ["BLOCKS_MAX", "BLOCK_BYTES", "PrefixIndex", "block_hashes"]
+__all__ = ["BLOCK_BYTES", "BLOCK_ENDS", "PrefixIndex", "block_hashes"]
 
 BLOCK_BYTES = 512
-"""Prompt text per block, bytes: about 128 tokens, eight of vLLM's 16-token blocks. Smaller finds more, costs more."""
-BLOCKS_MAX = 256
-"""Leading blocks that are hashed: 128 KiB of text. What two prompts share beyond that does not change a choice."""
+"""The first blocks' prompt text, bytes: about 128 tokens, eight of vLLM's 16-token blocks."""
+BLOCK_ENDS: tuple[int, ...] = (
+    *range(512, 4_097, 512),
+    *range(6_144, 32_769, 2_048),
+    *range(40_960, 131_073, 8_192),
+)
+"""Where each block ends, bytes from the prompt's start. Blocks grow with depth, so that a hit is found to within a
+quarter of its length and a prompt of 128 KiB has 34 blocks, not 256. What prompts share beyond changes no choice."""
 
 
 def block_hashes(text: bytes) -> tuple[int, ...]:
@@ -23,12 +28,15 @@ def block_hashes(text: bytes) -> tuple[int, ...]:
 
     Values are comparable inside one process only (Python's keyed hash, so a client cannot craft collisions).
     """
-    n = min(len(text) // BLOCK_BYTES, BLOCKS_MAX)
-    chain = 0
+    size = len(text)
+    chain = start = 0
     out = []
-    for start in range(0, n * BLOCK_BYTES, BLOCK_BYTES):
-        chain = hash((chain, text[start : start + BLOCK_BYTES]))
+    for end in BLOCK_ENDS:
+        if end > size:
+            break
+        chain = hash((chain, text[start:end]))
         out.append(chain)
+        start = end
     return tuple(out)
 
 
@@ -49,31 +57,38 @@ class PrefixIndex:
         """Which replicas hold how much of ``prefix``.
 
         Returns:
-            ``(blocks, bits)`` pairs, deepest first: the replicas in ``bits`` have that many leading blocks. A replica
+            ``(bytes, bits)`` pairs, deepest first: the replicas in ``bits`` hold that much of the prompt's text. One
             may stand in several pairs; the first one counts. Empty where nobody has the first block.
         """
         current, previous = self._current, self._previous
         levels: list[tuple[int, int]] = []
         bits = -1
-        for depth, block in enumerate(prefix):
-            found = current.get(block, 0) | previous.get(block, 0)
+        held = 0
+        for block, end in zip(prefix, BLOCK_ENDS, strict=False):
+            found = current.get(block, 0)
+            if previous:
+                found |= previous.get(block, 0)
             shared = bits & found
-            if shared != bits and depth:
-                levels.append((depth, bits))
+            if shared != bits and held:
+                levels.append((held, bits))
             if not shared:
                 break
-            bits = shared
+            bits, held = shared, end
         else:
-            if prefix:
-                levels.append((len(prefix), bits))
+            if held:
+                levels.append((held, bits))
         levels.reverse()
         return levels
 
     def insert(self, prefix: tuple[int, ...], bit: int) -> None:
         """Remember that the replica with bit mask ``bit`` is about to hold ``prefix``."""
         current, previous = self._current, self._previous
-        for block in prefix:
-            current[block] = current.get(block, 0) | previous.get(block, 0) | bit
+        if previous:
+            for block in prefix:
+                current[block] = current.get(block, 0) | previous.get(block, 0) | bit
+        else:
+            for block in prefix:
+                current[block] = current.get(block, 0) | bit
         if len(current) >= self._entries_max:
             self._previous = current
             self._current = {}
@@ -83,5 +98,5 @@ class PrefixIndex:
         self._previous = {}
 
     def validate(self) -> None:
-        assert len(self._current) < self._entries_max + BLOCKS_MAX
-        assert len(self._previous) < self._entries_max + BLOCKS_MAX
+        assert len(self._current) < self._entries_max + len(BLOCK_ENDS)
+        assert len(self._previous) < self._entries_max + len(BLOCK_ENDS)

@@ -23,7 +23,7 @@ from exaserve.scheduling.peers import Peers
 from exaserve.scheduling.placement import Candidate, Explanation, Placement, Refusal, RefusalReason
 from exaserve.scheduling.policies import POLICIES, Policy, PolicyContext, PolicyFactory
 from exaserve.scheduling.pool import Pool
-from exaserve.scheduling.prefix import BLOCK_BYTES, PrefixIndex
+from exaserve.scheduling.prefix import PrefixIndex
 
 __all__ = ["Scheduler"]
 
@@ -136,7 +136,7 @@ class Scheduler:
     def _changed(self, state: ReplicaState) -> None:
         state.set_penalty()
         for model in state.spec.models:
-            self._pools[model].rebuild()
+            self._pools[model].changed()
 
     # -- operator, health, telemetry -------------------------------------------------------------------------------
 
@@ -226,6 +226,14 @@ class Scheduler:
             share = (state.foreign_running + state.foreign_waiting) / total
             self.foreign_share += _FOREIGN_STEP * (share - self.foreign_share)
             self._context.sample = self.foreign_share > self.config.foreign_share
+
+    def confirm(self, replica: ReplicaId, seq: int, taken_at: float, now: float) -> None:
+        """The replica's last report still holds at ``taken_at``: as if it had been sent again with a new time."""
+        state = self._states.get(replica)
+        if state is None or state.last_report is None or now - taken_at > self.config.report_stale_s:
+            return
+        if not state.confirm(seq, taken_at):
+            self.report(replace(state.last_report, seq=seq, taken_at=taken_at), now)
 
     def tick(self, now: float) -> None:
         """Stop believing reports that are too old. Call about as often as reports should come."""
@@ -361,11 +369,11 @@ class Scheduler:
         if pool is None:
             return Explanation(facts.model, self.policy_name, None, RefusalReason.MODEL_UNKNOWN.value, ())
         levels = self._prefix.match(facts.prefix)
-        per_block = BLOCK_BYTES / pool.stats.bytes_per_token * pool.stats.cache_trust
+        tokens_per_byte = pool.stats.cache_trust / pool.stats.bytes_per_token
         rows = []
         for state in pool.members.values():
-            depth = next((blocks for blocks, bits in levels if bits >> state.index & 1), 0)
-            cached = min(depth * per_block, max(facts.prompt_tokens - 1.0, 0.0))
+            held = next((size for size, bits in levels if bits >> state.index & 1), 0)
+            cached = min(held * tokens_per_byte, max(facts.prompt_tokens - 1.0, 0.0))
             out = why_not(state, facts)
             parts = terms(state, facts, cached, now) | {"cached_tokens": cached}
             rows.append(Candidate(state.id, out, None if out else cost(state, facts, cached, now), parts))

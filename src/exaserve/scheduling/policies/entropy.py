@@ -16,8 +16,7 @@ from exaserve.scheduling.entropy import cost
 from exaserve.scheduling.filters import fits
 from exaserve.scheduling.ledger import ReplicaState
 from exaserve.scheduling.policies.base import Choice, PolicyContext
-from exaserve.scheduling.pool import Pool, session_hash
-from exaserve.scheduling.prefix import BLOCK_BYTES
+from exaserve.scheduling.pool import Pool
 
 __all__ = ["Entropy"]
 
@@ -41,9 +40,13 @@ class Entropy:
         if not n:
             return None
         levels = context.prefix.match(facts.prefix) if facts.prefix else []
-        per_block = BLOCK_BYTES / pool.stats.bytes_per_token * pool.stats.cache_trust if levels else 0.0
+        held: list[tuple[int, float]] = []
+        if levels:
+            tokens_per_byte = pool.stats.cache_trust / pool.stats.bytes_per_token
+            prompt = float(facts.prompt_tokens)
+            held = [(bits, max(prompt - size * tokens_per_byte, 1.0)) for size, bits in levels]
         if n > config.full_scan_max or (context.sample and n > config.sample_size):
-            choice = self._scan(self._sample(pool, facts, levels), facts, now, exclude, levels, per_block)
+            choice = self._scan(self._sample(pool, levels), facts, now, exclude, held)
             if choice is not None:
                 self._remember(pool)
                 return choice
@@ -51,7 +54,7 @@ class Entropy:
         self._turn = turn = self._turn + 1
         start = turn % n
         states = [*eligible[start:], *eligible[:start]]
-        return self._scan(states, facts, now, exclude, levels, per_block)
+        return self._scan(states, facts, now, exclude, held)
 
     def _scan(
         self,
@@ -59,28 +62,29 @@ class Entropy:
         facts: RequestFacts,
         now: float,
         exclude: Collection[ReplicaId],
-        levels: list[tuple[int, int]],
-        per_block: float,
+        held: Sequence[tuple[int, float]],
     ) -> Choice | None:
         """The cheapest of ``states`` that passes the filters; of equals, the first. One pass, nothing allocated.
 
         Args:
-            levels: who holds how many leading blocks, from :meth:`PrefixIndex.match`.
-            per_block: prompt tokens saved per block held.
+            held: ``(bits, tokens)``, deepest first: the replicas in ``bits`` need to compute only that many tokens.
         """
         config = self._context.config
         tie_s, keep = config.tie_s, 1.0 - config.tie_share
-        tokens = prompt = float(facts.prompt_tokens) or 1.0
+        tokens = chosen = prompt = float(facts.prompt_tokens) or 1.0
         need = facts.prompt_tokens + facts.output_tokens
-        holders = levels[-1][1] if levels else 0
         best: ReplicaState | None = None
         second: ReplicaState | None = None
         least = below = math.inf
         for state in states:
             if not state.room or (exclude and state.id in exclude):
                 continue
-            if holders:
-                tokens = _uncached(prompt, state.index, levels, per_block) if holders >> state.index & 1 else prompt
+            if held:
+                tokens = prompt
+                for bits, left in held:
+                    if bits >> state.index & 1:
+                        tokens = left
+                        break
             work = tokens * (state.per_token_s + state.per_pair_s * tokens) * state.stall
             queued = state.pending_s
             if queued:
@@ -95,18 +99,13 @@ class Entropy:
                 work = cost(state, facts, prompt - tokens, now)
             if work < below:
                 second = best
-                best, least = state, work
+                best, least, chosen = state, work, tokens
                 below = work * keep - tie_s
         self._runner_up = second
-        if best is None:
-            return None
-        cached = 0
-        if holders and holders >> best.index & 1:
-            cached = int(prompt - _uncached(prompt, best.index, levels, per_block))
-        return Choice(best, least, cached)
+        return None if best is None else Choice(best, least, int(prompt - chosen))
 
-    def _sample(self, pool: Pool, facts: RequestFacts, levels: list[tuple[int, int]]) -> list[ReplicaState]:
-        """Random replicas, the last decision's runners-up, prefix holders, and the session's home."""
+    def _sample(self, pool: Pool, levels: list[tuple[int, int]]) -> list[ReplicaState]:
+        """Random replicas, the last decisions' runners-up, and prefix holders (where a session's KV is)."""
         config, random = self._context.config, self._context.rng.random
         eligible = pool.eligible
         n = len(eligible)
@@ -124,12 +123,6 @@ class Entropy:
                 holder = pool.by_index.get(bit.bit_length() - 1)
                 if holder is not None and holder.eligible:
                     states.append(holder)
-        if facts.session is not None:
-            for replica in pool.ring.walk(session_hash(facts.session)):
-                home = pool.members[replica]
-                if home.eligible:
-                    states.append(home)
-                    break
         return states
 
     def _remember(self, pool: Pool) -> None:
@@ -143,11 +136,3 @@ class Entropy:
             self._memory[pool.model] = (pool.version, memory)
         if runner_up not in memory:
             memory.append(runner_up)
-
-
-def _uncached(prompt: float, index: int, levels: list[tuple[int, int]], per_block: float) -> float:
-    """Prompt tokens that the replica with bit ``index`` must still compute, at least one."""
-    for blocks, bits in levels:
-        if bits >> index & 1:
-            return max(prompt - blocks * per_block, 1.0)
-    return prompt
