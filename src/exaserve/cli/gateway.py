@@ -85,10 +85,17 @@ def gateway(
     named_file = cluster.gateway.peer_token_file
     param = "gateway.peer_token_file" if peer_token_file is None else "--peer-token-file"
     peer_token = read_secret(named_file, param) if named_file else None
+    agent_file = cluster.agents.token_file
+    agent_token = read_secret(agent_file, "agents.token_file") if agent_file and cluster.agents.enabled else None
     _run(
         cluster,
         load if config is not None else None,
-        {"admin_token": token, "peer_token": peer_token, "reuse_port": reuse_port},
+        {
+            "admin_token": token,
+            "peer_token": peer_token,
+            "agent_token": agent_token,
+            "reuse_port": reuse_port,
+        },
         log_level,
     )
 

@@ -244,7 +244,7 @@ def _spec(pool: Pool, replica: ReplicaId, url: str, node: str, engine: str) -> R
     return ReplicaSpec(
         id=replica,
         url=url,
-        models=(pool.served_name,) if pool.served_name else (),
+        models=tuple(dict.fromkeys(name for name in (pool.served_name, *_adapters(pool)) if name)),
         version=pool.version,
         node=node,
         engine=engine,
@@ -254,6 +254,11 @@ def _spec(pool: Pool, replica: ReplicaId, url: str, node: str, engine: str) -> R
         prefill_tokens_per_s=pool.prefill_tokens_per_s,
         decode_step_s=pool.decode_step_s,
     )
+
+
+def _adapters(pool: Pool) -> list[str]:
+    """Names of adapters that are loaded at the start: clients ask for them as for models."""
+    return [text.partition("=")[0] for text in pool.lora_adapters]
 
 
 def _named(pool: Pool) -> list[ReplicaSpec]:

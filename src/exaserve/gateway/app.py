@@ -17,8 +17,10 @@ from exaserve.config import Cluster, GatewaySettings, diff
 from exaserve.domain.errors import ConfigError
 from exaserve.domain.replica import ReplicaId, ReplicaSpec
 from exaserve.gateway.admin import AdminServer
+from exaserve.gateway.agents import AgentServer
 from exaserve.gateway.core import Core, tune_gc
 from exaserve.gateway.gauges import ReplicaGauges
+from exaserve.gateway.inside import agents_of
 from exaserve.gateway.peering import Peering
 from exaserve.gateway.probes import Probes
 from exaserve.gateway.telemetry import Telemetry
@@ -44,6 +46,7 @@ class Gateway:
         log: where events go.
         rng: chance for the policies; seeded in tests.
         admin_token: what the admin API asks for as a bearer token; None asks for none, on loopback only.
+        agent_token: the secret that this gateway and node agents share; None for none, on loopback only.
         peer_token: the secret that gateways share; None for none, on loopback only.
         reuse_port: whether several gateways of this machine share the port.
         clock: monotonic seconds; one clock for everything.
@@ -57,6 +60,7 @@ class Gateway:
         rng: Random | None = None,
         admin_token: str | None = None,
         peer_token: str | None = None,
+        agent_token: str | None = None,
         reuse_port: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -80,6 +84,10 @@ class Gateway:
         if outbox is not None:
             self.peering = Peering(settings, peer_token, self.scheduler, outbox, log, clock, rng, self.core.wake)
             self.metrics.add_source(self.peering.families)
+        self.agents: AgentServer | None = None
+        if cluster.agents.enabled:
+            self.agents = agents_of(cluster.agents, self, agent_token)
+            self.metrics.add_source(self.agents.families)
         self.admin = AdminServer(self, settings.admin_host, settings.admin_port, admin_token)
         self.metrics.add_source(self.telemetry.families)
         gauges = ReplicaGauges(self.scheduler, self.health)
@@ -122,6 +130,15 @@ class Gateway:
             raise
         for spec in self.cluster.replicas():
             self._add(spec)
+        if self.agents is not None:
+            try:
+                await self.agents.start()
+            except OSError as error:
+                await self.stop(0.0)
+                agents = self.cluster.agents
+                raise _cannot_listen(agents.host, agents.port, error, "agents.port", "--agent-port") from None
+            for pool in self.cluster.pools:
+                self.agents.expect(self.cluster.started(pool))
         if self.peering is not None:
             try:
                 await self.peering.start()
@@ -156,11 +173,26 @@ class Gateway:
             cut = self.core.inflight()
             self.telemetry.stop()
             await self.probes.stop()
+            if self.agents is not None:
+                await self.agents.stop()
             await self.core.close()
             if self.peering is not None:
                 await self.peering.stop()
             await self.admin.stop()
             self.log.info("stopped", requests=self.metrics.finished_total, cut=cut, took_s=self.clock() - began)
+
+    # ---- membership, as agents see it -----------------------------------------------------------------------------
+    def joined(self, spec: ReplicaSpec) -> None:
+        """A replica that only an agent knows of."""
+        self._add(spec)
+
+    def changed(self, old: ReplicaSpec, new: ReplicaSpec) -> None:
+        """Its agent describes it anew."""
+        self._change(old, new)
+
+    def left(self, replica: ReplicaId) -> None:
+        """Its agent does not run it any more."""
+        self._remove(replica)
 
     # ---- membership ---------------------------------------------------------------------------------------------
     def _add(self, spec: ReplicaSpec) -> None:
@@ -298,6 +330,7 @@ async def serve(
     ready: Callable[[Gateway], None] | None = None,
     admin_token: str | None = None,
     peer_token: str | None = None,
+    agent_token: str | None = None,
     reuse_port: bool = False,
 ) -> None:
     """Runs a gateway until SIGTERM or SIGINT; a second one ends it at once. SIGHUP reloads by ``load``.
@@ -308,7 +341,14 @@ async def serve(
     """
     settings = fit_to_file_limit(cluster.gateway, len(cluster.replicas()), log)
     cluster = msgspec.structs.replace(cluster, gateway=settings)
-    gateway = Gateway(cluster, log=log, admin_token=admin_token, peer_token=peer_token, reuse_port=reuse_port)
+    gateway = Gateway(
+        cluster,
+        log=log,
+        admin_token=admin_token,
+        peer_token=peer_token,
+        agent_token=agent_token,
+        reuse_port=reuse_port,
+    )
     loop = asyncio.get_running_loop()
     await gateway.start()
     stop = asyncio.Event()

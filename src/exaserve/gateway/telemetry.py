@@ -1,5 +1,7 @@
 """Reports of the replicas, by polling their engines' ``/metrics``.
 
+(Those that a node agent watches are held: the agent's batches come through :meth:`Telemetry.push`.)
+
 Each replica is polled on its own timer and its own connection with its own time limit, so that one that hangs delays
 nobody. Timers are spread over the interval. A report is dated to when the poll was *sent*: a request placed while the
 poll was under way may or may not be in its figures, and counting it twice for one interval does less harm than not at
@@ -10,23 +12,32 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Protocol
 
 from exaserve.config.settings import TelemetrySettings
-from exaserve.domain.replica import ReplicaId, ReplicaSpec
+from exaserve.domain.replica import ReplicaId, ReplicaSpec, Report
 from exaserve.engines import ENGINES, Signals, parse
 from exaserve.engines.fetch import Fetched, Fetcher
 from exaserve.health import AnomalyGuard, HealthBook
 from exaserve.observe import EventLog, Family, labels
 from exaserve.scheduling import Scheduler
+from exaserve.wire import Batch
+from exaserve.wire.batch import report_of
 
-__all__ = ["Telemetry", "TelemetryView"]
+__all__ = ["Named", "Telemetry", "TelemetryView"]
 
 BACKOFF_MAX_S = 2.0
 """Longest pause between polls of a replica that does not answer them: it may be back any moment."""
 SUSPICION = 3.0
 """Factor on the cost of a replica whose reports look too good to be true (A4)."""
+
+
+class Named(Protocol):
+    """What a batch's index stands for."""
+
+    id: ReplicaId
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +67,7 @@ class _Poller:
         "failures",
         "failures_row",
         "fetcher",
+        "held",
         "missing",
         "path_index",
         "paths",
@@ -78,6 +90,7 @@ class _Poller:
         self.failures_row = 0
         self.error = ""
         self.tokens: tuple[float, float] | None = None
+        self.held = False
 
 
 def _paths(engine: str) -> tuple[str, ...]:
@@ -148,6 +161,56 @@ class Telemetry:
         self._guard.forget(replica)
         self._suspects.discard(replica)
 
+    # ---- replicas that an agent watches -------------------------------------------------------------------------
+    def hold(self, replica: ReplicaId) -> None:
+        """Stops polling it. Idempotent; unknown replicas are ignored."""
+        poller = self._pollers.get(replica)
+        if poller is None or poller.held:
+            return
+        poller.held = True
+        if poller.timer is not None:
+            poller.timer.cancel()
+            poller.timer = None
+        poller.fetcher.close()
+        poller.error = ""
+
+    def release(self, replica: ReplicaId) -> None:
+        """Polls it again. Idempotent; unknown replicas are ignored."""
+        poller = self._pollers.get(replica)
+        if poller is None or not poller.held:
+            return
+        poller.held = False
+        poller.failures_row = 0
+        if self._running:
+            self._first(poller)
+
+    def described(self, replica: ReplicaId, engine: str, missing: tuple[str, ...]) -> None:
+        """What an agent found out of the engine's metrics."""
+        poller = self._pollers.get(replica)
+        if poller is not None:
+            poller.engine = engine if engine in ENGINES else ""
+            self._note_missing(poller, missing)
+
+    def push(self, rows: Mapping[int, Named], batch: Batch, heard_at: float) -> None:
+        """An agent's batch; ``rows`` says which replica each of its indexes is. Ages count back from ``heard_at``."""
+        pollers = self._pollers
+        scheduler = self._scheduler
+        for record in batch.records:
+            row = rows.get(record[0])
+            poller = pollers.get(row.id) if row is not None else None
+            if poller is not None:
+                self._seq += 1
+                report = report_of(record, poller.spec.id, self._seq, heard_at - record[2] * 1e-3)
+                if poller.missing:
+                    report = replace(report, missing=poller.missing)
+                self._take(poller, report, heard_at)
+        taken_at = heard_at - batch.same_age_ms * 1e-3
+        for index in batch.same:
+            row = rows.get(index)
+            if row is not None:
+                self._seq += 1
+                scheduler.confirm(row.id, self._seq, taken_at, heard_at)
+
     def view(self, replica: ReplicaId) -> TelemetryView:
         """Raises KeyError for a replica that is not polled."""
         poller = self._pollers[replica]
@@ -176,6 +239,8 @@ class Telemetry:
     # ---- polling ------------------------------------------------------------------------------------------------
     def _first(self, poller: _Poller) -> None:
         """Spreads first polls over the interval by the golden ratio, which stays even at any number of replicas."""
+        if poller.held:
+            return
         self._added += 1
         delay_s = (self._added * 0.618033988749895) % 1.0 * self._settings.interval_s
         poller.timer = asyncio.get_running_loop().call_later(delay_s, self._poll, poller)
@@ -228,7 +293,11 @@ class Telemetry:
         poller.engine = signals.engine
         self._note_missing(poller, signals.missing)
         self._seq += 1
-        report = signals.report(replica, self._seq, sent_at)
+        self._take(poller, signals.report(replica, self._seq, sent_at), now)
+        self._on_report()
+
+    def _take(self, poller: _Poller, report: Report, now: float) -> None:
+        replica = poller.spec.id
         tokens = (report.prompt_tokens_total or 0.0, report.generation_tokens_total or 0.0)
         if poller.tokens is not None and tokens != poller.tokens:
             if tokens[0] < poller.tokens[0] or tokens[1] < poller.tokens[1]:
@@ -237,7 +306,6 @@ class Telemetry:
             self._health.progressed(replica, now)
         poller.tokens = tokens
         self._scheduler.report(report, now)
-        self._on_report()
 
     def _note_missing(self, poller: _Poller, missing: tuple[str, ...]) -> None:
         if missing != poller.missing:

@@ -15,6 +15,9 @@ from exaserve.health.probe import judge_probe
 
 __all__ = ["FailureKind", "HealthBook", "HealthView"]
 
+_GOLDEN = 0.618033988749895
+"""Multiples of the golden ratio, modulo 1, are spread evenly at any number of them."""
+
 
 class FailureKind(Enum):
     """How a client's request failed at a replica. 4xx and 429 are no failures."""
@@ -58,7 +61,9 @@ class _Entry:
     __slots__ = (
         "announced",
         "breaker",
+        "down_by_word",
         "ejections",
+        "held",
         "last_failure",
         "probe_at",
         "probe_latency_s",
@@ -70,6 +75,7 @@ class _Entry:
         "since",
         "state",
         "strikes",
+        "told",
     )
 
     def __init__(self, config: HealthConfig, now: float) -> None:
@@ -87,6 +93,12 @@ class _Entry:
         self.progress_at = float("-inf")
         self.last_failure = ""
         self.announced: tuple[bool, float] | None = None
+        self.told = False
+        """A node agent watches it."""
+        self.held = False
+        """That agent says it cannot serve: no use in probing."""
+        self.down_by_word = False
+        """It is out because of the agent, not because of failures: the agent's word brings it back."""
 
 
 class HealthBook:
@@ -103,6 +115,7 @@ class HealthBook:
         self._entries: dict[ReplicaId, _Entry] = {}
         self._due: list[tuple[float, ReplicaId]] = []
         """Heap of probe times; entries whose time has changed since are skipped when they come up."""
+        self._spread = 0.0
         self._timed: set[ReplicaId] = set()
         """Replicas that :meth:`tick` has to look at: ejected, ramping, or with failures in their window."""
 
@@ -153,6 +166,52 @@ class HealthBook:
         self._probe_by(replica, entry, now + self.config.probe_fast_s)
         self._announce(replica, entry, now)
 
+    # ---- a node agent's word --------------------------------------------------------------------------------------
+    def told(self, replica: ReplicaId, reason: str, now: float, *, ready: bool) -> None:
+        """The replica's agent, which probes it on its own machine, says whether it may serve, and why.
+
+        Ready ends what the agent's word began; an ejection for failures seen from here is ended by probes from here.
+        """
+        entry = self._entries.get(replica)
+        if entry is None:
+            return
+        entry.told = True
+        entry.held = not ready
+        if not ready:
+            if entry.state in AVAILABLE:
+                self._trip(replica, entry, reason, now)
+                entry.down_by_word = True
+            else:
+                entry.down_by_word = entry.state is not State.UNKNOWN
+                entry.reason = reason
+                self._on_change(replica, False, reason, 0.0)  # noqa: FBT003 -- positional in the contract
+            return
+        if entry.state is State.UNKNOWN:
+            self._move(replica, entry, Event.PROBED_WELL, reason, now)
+        elif entry.down_by_word:
+            if entry.state is State.EJECTED:
+                self._move(replica, entry, Event.COOLED, reason, now)
+            if entry.state is State.HALF_OPEN:
+                self._move(replica, entry, Event.PROBED_WELL, reason, now)
+        entry.down_by_word = False
+        entry.strikes = 0
+        if not entry.probing:
+            self._spread = (self._spread + _GOLDEN) % 1.0
+            self._probe_at(replica, entry, now + self.config.probe_told_s * (0.25 + 0.75 * self._spread))
+
+    def word_lost(self, replica: ReplicaId, reason: str, now: float) -> None:
+        """The agent is gone, perhaps with its node. The replica is out until the agent is back or probes from here are
+        answered."""
+        entry = self._entries.get(replica)
+        if entry is None:
+            return
+        entry.told = entry.held = False
+        if entry.state in AVAILABLE:
+            self._trip(replica, entry, reason, now)
+            entry.down_by_word = True
+        elif entry.state is State.UNKNOWN:
+            self._probe_at(replica, entry, now)
+
     def probe_started(self, replica: ReplicaId) -> None:
         """A probe is under way; the replica is not due again until :meth:`probed`."""
         entry = self._entries[replica]
@@ -185,6 +244,8 @@ class HealthBook:
         """Moves what only time moves: ejected replicas cool, slow starts grow, failure windows empty."""
         for replica in sorted(self._timed):
             entry = self._entries[replica]
+            if entry.held:
+                continue
             if entry.state is State.EJECTED and now >= entry.since + self._open_s(entry):
                 self._move(replica, entry, Event.COOLED, f"probing after: {entry.reason}", now)
                 self._probe_by(replica, entry, now)
@@ -201,7 +262,7 @@ class HealthBook:
         while self._due and self._due[0][0] <= now:
             at, replica = heapq.heappop(self._due)
             entry = self._entries.get(replica)
-            if entry is None or entry.probing or entry.probe_at != at or entry.state is State.EJECTED:
+            if entry is None or entry.probing or entry.probe_at != at or entry.state is State.EJECTED or entry.held:
                 continue
             ready[replica] = at
         for replica, at in ready.items():
@@ -252,7 +313,7 @@ class HealthBook:
             entry.strikes += strikes
             entry.recoveries = 0
             entry.last_failure = f"probe: {detail}"
-        wait_s = self.config.probe_interval_s
+        wait_s = self.config.probe_told_s if entry.told else self.config.probe_interval_s
         if entry.state is State.UNKNOWN:
             if ok:
                 self._move(replica, entry, Event.PROBED_WELL, "probed", now)

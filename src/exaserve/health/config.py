@@ -17,6 +17,8 @@ class HealthConfig:
         probe_timeout_s: a probe is given up after this. A replica that stops answering is out of rotation after at most
             ``probe_interval_s + probe_timeout_s`` (10 s).
         probe_fast_s: first interval between probes while a replica is unknown, half open or under suspicion.
+        probe_told_s: between own probes of a replica whose node agent probes it and tells us: these only show that the
+            way from here is open, which requests show too.
         probe_backoff: factor from one probe of an unknown replica to the next, up to ``probe_interval_s``.
         strikes_max: failed probes in a row that eject. One that timed out with no sign of life counts as two: it has
             missed the limit and the time-out.
@@ -37,6 +39,7 @@ class HealthConfig:
     probe_limit_s: float = 2.0
     probe_timeout_s: float = 5.0
     probe_fast_s: float = 0.25
+    probe_told_s: float = 60.0
     probe_backoff: float = 1.5
     strikes_max: int = 2
     failures_max: int = 3
@@ -51,7 +54,15 @@ class HealthConfig:
     slow_start_share: float = 0.1
 
     def __post_init__(self) -> None:
-        for name in ("probe_interval_s", "probe_limit_s", "probe_timeout_s", "probe_fast_s", "open_s", "open_max_s"):
+        for name in (
+            "probe_interval_s",
+            "probe_told_s",
+            "probe_limit_s",
+            "probe_timeout_s",
+            "probe_fast_s",
+            "open_s",
+            "open_max_s",
+        ):
             if not getattr(self, name) > 0.0:
                 raise ValueError(f"{name} must be above 0, not {getattr(self, name)}")
         for name in ("strikes_max", "failures_max", "window_s", "window_min", "recoveries_min"):
