@@ -81,7 +81,7 @@ class Director:
         self._world.at(now + _WATCH_S, self._watch)
         late = now >= min(gateway.timeouts.first_byte_s for gateway in self._gateways)
         for replica in list(self._world.replicas.values()):
-            if late or replica.mode is Mode.FROZEN:
+            if late or replica.mode in (Mode.FROZEN, Mode.LOST):
                 for gateway in self._gateways:
                     gateway.check_deadlines(now, replica)
 
@@ -102,7 +102,7 @@ class Director:
         if action == "fail":
             replica.fail(now)
         elif action == "unplug":
-            replica.fail(now, Mode.LOST)
+            replica.freeze(now, Mode.LOST)
         elif action == "recover":
             if replica.mode is not Mode.UP:
                 replica.start(now)

@@ -24,7 +24,7 @@ class Mode(Enum):
     DOWN = "down"
     """Connections are refused."""
     LOST = "lost"
-    """Connections time out."""
+    """Cut off from the network: new connections time out, open ones are silent."""
     FROZEN = "frozen"
     """Connections are taken, nothing is answered."""
 
@@ -184,7 +184,7 @@ class SimReplica:
 
     def silent_since(self) -> float | None:
         """Since when it has given no sign of life on open connections, None while it works."""
-        return self.frozen_at if self.mode is Mode.FROZEN else None
+        return self.frozen_at if self.mode in (Mode.FROZEN, Mode.LOST) else None
 
     # -- what can happen to it --------------------------------------------------------------------------------------
     def set_usable(self, now: float) -> None:
@@ -195,10 +195,10 @@ class SimReplica:
             self.world.count(now, 0, 0, 1 if usable else -1)
         self._count(now)
 
-    def fail(self, now: float, mode: Mode = Mode.DOWN) -> None:
-        """The process is gone, or cannot be reached: everything in it is lost."""
+    def fail(self, now: float) -> None:
+        """The process is gone: everything in it is lost."""
         jobs = self.jobs()
-        self.mode = mode
+        self.mode = Mode.DOWN
         self.token += 1
         for job in jobs:
             self.engine.abort(job, now)
@@ -207,18 +207,21 @@ class SimReplica:
             job.on_lost(now, "reset")
 
     def start(self, now: float) -> None:
-        """A new process with an empty cache."""
+        """A new process with an empty cache; what the old one still held is lost."""
+        if self.jobs():
+            self.fail(now)
         self.engine = self._new_engine()
         self.engine.slow = self.slow
         self.mode = Mode.UP
         self.token += 1
         self.set_usable(now)
 
-    def freeze(self, now: float) -> None:
+    def freeze(self, now: float, mode: Mode = Mode.FROZEN) -> None:
+        """Stands still (or, ``LOST``, cannot be reached): nothing comes from it any more."""
         if self.mode is Mode.UP:
             if self.engine.busy:
                 self.end = self.engine.cut_run(now)
-            self.mode = Mode.FROZEN
+            self.mode = mode
             self.frozen_at = now
             self.token += 1
             self.set_usable(now)

@@ -4,7 +4,7 @@
 
     - {at: 20s, fail: node3/*}              # processes gone: connections are refused, requests in flight are lost
     - {at: 50s, recover: node3/*}           # new processes, with empty caches
-    - {at: 60s, unplug: 2}                  # two replicas, drawn at random: connections time out
+    - {at: 60s, unplug: 2}                  # two replicas, drawn at random, off the network: silence
     - {at: 70s, freeze: node1/r0}           # alive but still; thaw ends it
     - {at: 80s, slow: 10%, factor: 3}       # steps take three times as long; factor 1 ends it
     - {at: 80s, errors: node1/r1, share: 1} # answers 500; share 0 ends it
