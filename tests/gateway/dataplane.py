@@ -1,4 +1,4 @@
-"""Parts for byte-level tests of the data plane: transports that record, a clock that is told, a core around the real scheduler."""
+"""Parts for byte-level tests of the data plane: transports that record, a clock that is told, the real scheduler."""
 
 from __future__ import annotations
 

@@ -9,14 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from exaserve.config.settings import RetrySettings
 from exaserve.domain.errors import InvalidBody, MethodNotAllowed, RouteNotFound
 from exaserve.domain.request import RequestFacts, Usage
 from exaserve.gateway.inspect import inspect
 from exaserve.gateway.parse import Request
-from exaserve.gateway.routes import Dialect, Kind, resolve
 from exaserve.gateway.retry import RetryBudget
+from exaserve.gateway.routes import Dialect, Kind, resolve
 from exaserve.gateway.usage import find_usage
-from exaserve.config.settings import RetrySettings
 
 
 class Learned:
@@ -37,7 +37,10 @@ def facts(data: bytes | dict[str, Any], path: str = "/v1/chat/completions", **he
 
 
 def test_a_chat_request() -> None:
-    found = facts({"messages": [{"role": "user", "content": "x" * 4000}], "max_tokens": 50, "stream": True, "model": "m"}, priority="7")
+    found = facts(
+        {"messages": [{"role": "user", "content": "x" * 4000}], "max_tokens": 50, "stream": True, "model": "m"},
+        priority="7",
+    )
     assert (found.model, found.stream, found.priority, found.output_tokens) == ("m", True, 7, 50)
     assert 1000 <= found.prompt_tokens <= 1020
     assert found.total_tokens_max == found.prompt_tokens + 50
@@ -55,9 +58,17 @@ def test_the_next_turn_shares_its_prefix() -> None:
 
 @pytest.mark.parametrize(
     ("fields", "session"),
-    [({"user": "u"}, "u"), ({"prompt_cache_key": "k", "user": "u"}, "k"), ({"conversation": {"id": "c"}}, "c"), ({"conversation": "c"}, "c"),
-     ({"metadata": {"user_id": "a"}}, "a"), ({"safety_identifier": "s"}, "s"), ({"user": 3}, None), ({}, None)],
-)  # fmt: skip
+    [
+        ({"user": "u"}, "u"),
+        ({"prompt_cache_key": "k", "user": "u"}, "k"),
+        ({"conversation": {"id": "c"}}, "c"),
+        ({"conversation": "c"}, "c"),
+        ({"metadata": {"user_id": "a"}}, "a"),
+        ({"safety_identifier": "s"}, "s"),
+        ({"user": 3}, None),
+        ({}, None),
+    ],
+)
 def test_sessions(fields: dict[str, Any], session: str | None) -> None:
     assert facts({"model": "m", "messages": []} | fields).session == session
     assert facts({"model": "m"} | fields, session="header").session == "header"
@@ -65,11 +76,17 @@ def test_sessions(fields: dict[str, Any], session: str | None) -> None:
 
 @pytest.mark.parametrize(
     ("path", "fields", "least"),
-    [("/v1/completions", {"prompt": "x" * 400}, 100), ("/v1/completions", {"prompt": list(range(500))}, 500),
-     ("/v1/completions", {"prompt": [[1, 2], [3]]}, 3), ("/v1/embeddings", {"input": ["x" * 200] * 2}, 100),
-     ("/v1/responses", {"input": "x" * 400, "instructions": "y" * 400}, 200), ("/v1/messages", {"system": "s" * 400, "messages": []}, 100),
-     ("/v1/rerank", {"query": "q" * 100, "documents": ["d" * 300]}, 100), ("/v1/score", {"text_1": "a" * 200, "text_2": "b" * 200}, 100)],
-)  # fmt: skip
+    [
+        ("/v1/completions", {"prompt": "x" * 400}, 100),
+        ("/v1/completions", {"prompt": list(range(500))}, 500),
+        ("/v1/completions", {"prompt": [[1, 2], [3]]}, 3),
+        ("/v1/embeddings", {"input": ["x" * 200] * 2}, 100),
+        ("/v1/responses", {"input": "x" * 400, "instructions": "y" * 400}, 200),
+        ("/v1/messages", {"system": "s" * 400, "messages": []}, 100),
+        ("/v1/rerank", {"query": "q" * 100, "documents": ["d" * 300]}, 100),
+        ("/v1/score", {"text_1": "a" * 200, "text_2": "b" * 200}, 100),
+    ],
+)
 def test_prompt_lengths(path: str, fields: dict[str, Any], least: int) -> None:
     found = facts({"model": "m"} | fields, path)
     assert least <= found.prompt_tokens <= least * 1.2 + 10
@@ -78,16 +95,30 @@ def test_prompt_lengths(path: str, fields: dict[str, Any], least: int) -> None:
 
 def test_pictures_are_not_counted_as_text() -> None:
     url = "data:image/png;base64," + "A" * 2_000_000
-    found = facts({"model": "m", "messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": url}}]}]})
+    found = facts(
+        {"model": "m", "messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": url}}]}]}
+    )
     assert 500 < found.prompt_tokens < 2000
 
 
 BAD = {
-    "empty": b"", "array": b"[1]", "string": b'"x"', "null": b"null", "cut": b'{"model":"m"', "no model": b"{}", "null model": b'{"model":null}',
-    "number": b'{"model":3}', "list": b'{"model":["m"]}', "blank": b'{"model":""}', "long": b'{"model":"' + b"m" * 600 + b'"}',
-    "trailing": b'{"model":"m"} x', "deep": b'{"model":"m","a":' + b"[" * 200_000 + b"]" * 200_000 + b"}", "deep model": b'{"model":' + b"[" * 200_000,
-    "bytes": b"\xff\xfe\xfd", "not utf-8": b'{"model":"\xff"}',
-}  # fmt: skip
+    "empty": b"",
+    "array": b"[1]",
+    "string": b'"x"',
+    "null": b"null",
+    "cut": b'{"model":"m"',
+    "no model": b"{}",
+    "null model": b'{"model":null}',
+    "number": b'{"model":3}',
+    "list": b'{"model":["m"]}',
+    "blank": b'{"model":""}',
+    "long": b'{"model":"' + b"m" * 600 + b'"}',
+    "trailing": b'{"model":"m"} x',
+    "deep": b'{"model":"m","a":' + b"[" * 200_000 + b"]" * 200_000 + b"}",
+    "deep model": b'{"model":' + b"[" * 200_000,
+    "bytes": b"\xff\xfe\xfd",
+    "not utf-8": b'{"model":"\xff"}',
+}
 
 
 @pytest.mark.parametrize("name", BAD)
@@ -115,13 +146,32 @@ def test_multipart() -> None:
     for noise in (b"", b"\r\n\r\n--C", b"x" * 100_000, b'name="model"\r\n\r\nwrong'):
         found = facts(FORM % noise, "/v1/audio/transcriptions", type="multipart/form-data; boundary=B")
         assert (found.model, found.stream) == ("whisper", True)
-    for data, kind in ((FORM, "multipart/form-data"), (b"--B\r\n", "multipart/form-data; boundary=B"), (FORM, "multipart/form-data; boundary=Z")):
+    for data, kind in (
+        (FORM, "multipart/form-data"),
+        (b"--B\r\n", "multipart/form-data; boundary=B"),
+        (FORM, "multipart/form-data; boundary=Z"),
+    ):
         with pytest.raises(InvalidBody):
             facts(data, "/v1/audio/transcriptions", type=kind)
 
 
-@given(st.one_of(st.binary(max_size=200), st.recursive(st.none() | st.booleans() | st.floats() | st.text(), lambda c: st.lists(c) | st.dictionaries(st.sampled_from(
-    ["model", "stream", "messages", "user", "n", "max_tokens", "metadata", "prompt", "conversation"]), c)).map(lambda v: json.dumps(v).encode())))  # fmt: skip
+@given(
+    st.one_of(
+        st.binary(max_size=200),
+        st.recursive(
+            st.none() | st.booleans() | st.floats() | st.text(),
+            lambda c: (
+                st.lists(c)
+                | st.dictionaries(
+                    st.sampled_from(
+                        ["model", "stream", "messages", "user", "n", "max_tokens", "metadata", "prompt", "conversation"]
+                    ),
+                    c,
+                )
+            ),
+        ).map(lambda v: json.dumps(v).encode()),
+    )
+)
 def test_any_body_gives_facts_or_a_clear_error(data: bytes) -> None:
     for kind in ("application/json", "multipart/form-data; boundary=B"):
         try:
@@ -138,8 +188,21 @@ def test_routes() -> None:
     assert resolve(b"POST", b"/v1/responses/resp_1/cancel").kind is Kind.RESOURCE
     assert resolve(b"POST", b"/tokenize").kind is Kind.JSON
     assert resolve(b"POST", b"/v1/anything/new").kind is Kind.JSON
-    for path in (b"/v1/load_lora_adapter", b"/v1/x/unload_lora_adapter", b"/v1/LOAD_LORA_ADAPTER", b"/v1/./load_lora_adapter", b"/v1//x", b"/v1/",
-                 b"/sleep", b"/wake_up", b"/v1/..%2fsleep", b"/v1/a;b", b"/reset_prefix_cache", b"/collective_rpc", b"/v1/" + b"a" * 5000):  # fmt: skip
+    for path in (
+        b"/v1/load_lora_adapter",
+        b"/v1/x/unload_lora_adapter",
+        b"/v1/LOAD_LORA_ADAPTER",
+        b"/v1/./load_lora_adapter",
+        b"/v1//x",
+        b"/v1/",
+        b"/sleep",
+        b"/wake_up",
+        b"/v1/..%2fsleep",
+        b"/v1/a;b",
+        b"/reset_prefix_cache",
+        b"/collective_rpc",
+        b"/v1/" + b"a" * 5000,
+    ):
         with pytest.raises(RouteNotFound):
             resolve(b"POST", path)
     with pytest.raises(MethodNotAllowed) as caught:
@@ -150,10 +213,22 @@ def test_routes() -> None:
 @pytest.mark.parametrize(
     ("tail", "usage"),
     [
-        (b'{"usage":{"prompt_tokens":5,"total_tokens":12,"completion_tokens":7,"prompt_tokens_details":null}}', Usage(5, 7)),
-        (b'"usage": {"completion_tokens": 7, "prompt_tokens": 5, "prompt_tokens_details": {"cached_tokens": 3}}', Usage(5, 7, 3)),
-        (b'"usage":{"prompt_tokens":5,"total_tokens":12,"completion_tokens":7,"prompt_tokens_details":{"cached_tokens":4}}', Usage(5, 7, 4)),
-        (b'event: message_delta\ndata: {"usage":{"input_tokens":9,"output_tokens":2,"cache_read_input_tokens":8}}', Usage(9, 2, 8)),
+        (
+            b'{"usage":{"prompt_tokens":5,"total_tokens":12,"completion_tokens":7,"prompt_tokens_details":null}}',
+            Usage(5, 7),
+        ),
+        (
+            b'"usage": {"completion_tokens": 7, "prompt_tokens": 5, "prompt_tokens_details": {"cached_tokens": 3}}',
+            Usage(5, 7, 3),
+        ),
+        (
+            b'"usage":{"prompt_tokens":5,"total_tokens":12,"completion_tokens":7,"prompt_tokens_details":{"cached_tokens":4}}',
+            Usage(5, 7, 4),
+        ),
+        (
+            b'event: message_delta\ndata: {"usage":{"input_tokens":9,"output_tokens":2,"cache_read_input_tokens":8}}',
+            Usage(9, 2, 8),
+        ),
         (b'"usage":{"prompt_tokens":5,"total_tokens":5}', Usage(5, 0)),
         (b'data: {"usage":null}\n\ndata: [DONE]\n\n', None),
         (b'{"content":"\\"usage\\":{\\"prompt_tokens\\":1}"}', None),

@@ -5,18 +5,33 @@ from __future__ import annotations
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
+from tests.gateway.dataplane import body, post
 
 from exaserve.config.settings import ClientLimits
 from exaserve.gateway.parse import IDLE, Request, RequestReader
-from tests.gateway.dataplane import body, post
 
 LIMITS = ClientLimits(header_bytes_max=2048, header_count_max=20, body_bytes_max=10_000)
 
 
 def fields(request: Request) -> dict[str, object]:
-    return {name: getattr(request, name) for name in (
-        "method", "target", "body", "http11", "keep_alive", "session", "request_id", "origin", "priority", "deadline",
-    )} | {"head": sorted(line.strip() for line in request.head.split(b"\r\n")[1:]), "line": request.head.split(b"\r\n")[0]}  # fmt: skip
+    return {
+        name: getattr(request, name)
+        for name in (
+            "method",
+            "target",
+            "body",
+            "http11",
+            "keep_alive",
+            "session",
+            "request_id",
+            "origin",
+            "priority",
+            "deadline",
+        )
+    } | {
+        "head": sorted(line.strip() for line in request.head.split(b"\r\n")[1:]),
+        "line": request.head.split(b"\r\n")[0],
+    }
 
 
 def read(*pieces: bytes, limits: ClientLimits = LIMITS) -> RequestReader:
@@ -29,18 +44,36 @@ def read(*pieces: bytes, limits: ClientLimits = LIMITS) -> RequestReader:
 GOOD = {
     "plain": post(),
     "get": b"GET /v1/models HTTP/1.1\r\nhost: a\r\n\r\n",
-    "chunked": b"POST /v1/x HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n6;x=y\r\n world\r\n0\r\nT: v\r\n\r\n",
-    "understood": post(body(), "/v1/x", "X-Session-Id:  s1 ", "x-request-id: id-1", "Origin: http://o", "x-priority: 3",
-                       "X-ExaServe-Deadline-Ms: 500", "Accept: */*"),
-    "hop by hop": post(body(), "/v1/x", "Connection: keep-alive, X-Secret", "X-Secret: 1", "Keep-Alive: timeout=5", "TE: gzip",
-                       "Proxy-Connection: keep-alive", "X-Stays: 1"),
+    "chunked": b"POST /v1/x HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n"
+    b"5\r\nhello\r\n6;x=y\r\n world\r\n0\r\nT: v\r\n\r\n",
+    "understood": post(
+        body(),
+        "/v1/x",
+        "X-Session-Id:  s1 ",
+        "x-request-id: id-1",
+        "Origin: http://o",
+        "x-priority: 3",
+        "X-ExaServe-Deadline-Ms: 500",
+        "Accept: */*",
+    ),
+    "hop by hop": post(
+        body(),
+        "/v1/x",
+        "Connection: keep-alive, X-Secret",
+        "X-Secret: 1",
+        "Keep-Alive: timeout=5",
+        "TE: gzip",
+        "Proxy-Connection: keep-alive",
+        "X-Stays: 1",
+    ),
     "close": post(body(), "/v1/x", "Connection: close"),
     "http/1.0": b"POST /v1/x HTTP/1.0\r\nContent-Length: 2\r\n\r\n{}",
     "empty value": b"GET / HTTP/1.1\r\nX-A:\r\nHost: a\r\n\r\n",
     "leading line ends": b"\r\n\r\nGET / HTTP/1.1\r\nHost: a\r\n\r\n",
-    "upgrade ignored": b"POST /v1/x HTTP/1.1\r\nHost: a\r\nConnection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: x\r\n"
+    "upgrade ignored": b"POST /v1/x HTTP/1.1\r\nHost: a\r\nConnection: Upgrade, HTTP2-Settings\r\n"
+    b"Upgrade: h2c\r\nHTTP2-Settings: x\r\n"
     b"Content-Length: 5\r\n\r\nhello",
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", GOOD)
@@ -87,7 +120,8 @@ def test_pipelined_requests_come_in_order_however_cut() -> None:
 HOST = b"Host: a\r\n"
 HOSTILE = {
     "both framings": b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 3\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
-    "both, other order": b"POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\nContent-Length: 3\r\n\r\n0\r\n\r\n",
+    "both, other order": b"POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n"
+    b"Content-Length: 3\r\n\r\n0\r\n\r\n",
     "two lengths": b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 3\r\nContent-Length: 4\r\n\r\nabcd",
     "two equal lengths": b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 3\r\nContent-Length: 3\r\n\r\nabc",
     "two zero lengths": b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 0\r\nContent-Length: 0\r\n\r\n",
@@ -107,7 +141,8 @@ HOSTILE = {
     "space before first header": b"GET / HTTP/1.1\r\n Host: a\r\n\r\n",
     "unknown coding": b"POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: gzip\r\n\r\n",
     "coding list": b"POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: gzip, chunked\r\n\r\n0\r\n\r\n",
-    "coding twice": b"POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+    "coding twice": b"POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n"
+    b"Transfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
     "coding lookalike": b"POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: xchunked\r\n\r\n0\r\n\r\n",
     "coding then identity": b"POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked, identity\r\n\r\n0\r\n\r\n",
     "coding with vertical tab": b"POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: \x0bchunked\r\n\r\n0\r\n\r\n",
@@ -146,7 +181,11 @@ HOSTILE = {
 @pytest.mark.parametrize("name", HOSTILE)
 def test_hostile_framing_is_refused(name: str) -> None:
     data = HOSTILE[name]
-    for pieces in ((data,), *((data[:cut], data[cut:]) for cut in range(1, len(data))), [data[i : i + 1] for i in range(len(data))]):
+    for pieces in (
+        (data,),
+        *((data[:cut], data[cut:]) for cut in range(1, len(data))),
+        [data[i : i + 1] for i in range(len(data))],
+    ):
         reader = read(*pieces)
         assert reader.failed, pieces
         assert reader.ready[-1].error is not None
@@ -169,7 +208,9 @@ def test_limits() -> None:
     announced = read(b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 100000000\r\n\r\n")
     assert announced.ready[-1].error is not None
     assert announced.ready[-1].error.status == 413, "refused before any of the body came"
-    chunked = read(b"POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n", *[b"400\r\n" + b"x" * 1024 + b"\r\n"] * 11)
+    chunked = read(
+        b"POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n", *[b"400\r\n" + b"x" * 1024 + b"\r\n"] * 11
+    )
     assert chunked.ready[-1].error is not None
     assert chunked.ready[-1].error.status == 413
     for data in (
@@ -227,7 +268,11 @@ def test_any_bytes_wait_or_answer(pieces: list[bytes]) -> None:
     check(pieces)
 
 
-@given(st.sampled_from(CORPUS), st.lists(st.tuples(st.integers(0, 200), st.binary(max_size=3)), max_size=3), st.integers(1, 40))
+@given(
+    st.sampled_from(CORPUS),
+    st.lists(st.tuples(st.integers(0, 200), st.binary(max_size=3)), max_size=3),
+    st.integers(1, 40),
+)
 @example(GOOD["plain"], [(0, b"\r\n")], 40)
 def test_damaged_requests_wait_or_answer(data: bytes, damage: list[tuple[int, bytes]], step: int) -> None:
     for at, new in damage:

@@ -1,9 +1,8 @@
-"""Both protocol classes byte by byte, over mock transports: answers and requests cut anywhere, and every way to fail."""
+"""Both protocol classes byte by byte, over mock transports: cut anywhere, and every way to fail."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -23,17 +22,16 @@ from tests.gateway.dataplane import (
     read_answers,
 )
 
-from exaserve.domain.request import Outcome
+from exaserve.domain.request import Outcome, Usage
 from exaserve.gateway.upstream import UpstreamConnection
 from exaserve.health import FailureKind
-from exaserve.scheduling import AdmissionConfig
+from exaserve.scheduling import AdmissionConfig, Placement
 
 
 @pytest.fixture(autouse=True)
-def _tickless(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def _tickless(monkeypatch: pytest.MonkeyPatch) -> None:
     """No event loop here: ticks are called by hand, and connecting is recorded."""
     monkeypatch.setattr("exaserve.gateway.core.Core.opened", lambda core, client: core._clients.add(client) or True)
-    yield
 
 
 def connecting(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, Any]]:
@@ -167,9 +165,17 @@ def test_hop_by_hop_headers_are_dropped_both_ways() -> None:
     assert sent.count(b"Host:") == 1
     assert b"Host: 127.0.0.1:9000" in sent
     bench.answer(
-        plain(b"{}", "200 OK", "Connection: keep-alive", "Keep-Alive: timeout=5", "X-End: 3", "Access-Control-Allow-Origin: *",
-              "X-Request-Id: theirs", "Proxy-Authenticate: x")
-    )  # fmt: skip
+        plain(
+            b"{}",
+            "200 OK",
+            "Connection: keep-alive",
+            "Keep-Alive: timeout=5",
+            "X-End: 3",
+            "Access-Control-Allow-Origin: *",
+            "X-Request-Id: theirs",
+            "Proxy-Authenticate: x",
+        )
+    )
     (answer,) = read_answers(client.take())
     assert answer.headers["x-end"] == "3"
     assert not {"keep-alive", "connection", "proxy-authenticate", "access-control-allow-origin"} & set(answer.headers)
@@ -299,8 +305,12 @@ def test_replica_lost_before_the_first_byte_is_retried(cut: str) -> None:
     bench = Bench(2)
     client = ask(bench)
     first = bench.busy()
-    data = {"nothing": b"", "part of the head": STREAM_HEAD[:20], "the head of a stream": STREAM_HEAD,
-            "half an event": STREAM_HEAD + chunk(EVENTS[0])[:15]}[cut]  # fmt: skip
+    data = {
+        "nothing": b"",
+        "part of the head": STREAM_HEAD[:20],
+        "the head of a stream": STREAM_HEAD,
+        "half an event": STREAM_HEAD + chunk(EVENTS[0])[:15],
+    }[cut]
     bench.clock.now += 5  # too late for a connection that was dead already
     if data:
         first.protocol.data_received(data)
@@ -508,13 +518,12 @@ def test_queue_deadline_and_bounds() -> None:
 def test_a_released_place_goes_to_the_next_in_the_queue() -> None:
     bench = Bench(1, idle=2, scheduler={"queue_depth_max": 1})
     first, second = ask(bench), ask(bench)
-    waiting = len(bench.core.admission)
-    bench.answer(plain()) if waiting else None
-    if waiting:
-        bench.answer(plain())
-        assert read_answers(second.take())[0].status == 200
-        assert read_answers(first.take())[0].status == 200
-        bench.settled()
+    assert len(bench.core.admission) == 1
+    bench.answer(plain())
+    assert read_answers(first.take())[0].status == 200
+    bench.answer(plain())
+    assert read_answers(second.take())[0].status == 200
+    bench.settled()
 
 
 def test_unknown_model_lists_what_is_served() -> None:
@@ -556,14 +565,16 @@ def test_a_client_that_leaves_releases_everything(phase: str, monkeypatch: pytes
     bench.settled()
 
 
-def test_outcomes_are_counted_once() -> None:
+def test_outcomes_are_counted_once(monkeypatch: pytest.MonkeyPatch) -> None:
     bench = Bench(1, idle=3)
     done: list[Outcome] = []
     release = bench.scheduler.release
-    bench.scheduler.release = lambda p, now, outcome, usage=None: (
-        done.append(outcome),
-        release(p, now, outcome, usage),
-    )[1]  # type: ignore[method-assign]
+
+    def recorded(placement: Placement, now: float, outcome: Outcome, usage: Usage | None = None) -> None:
+        done.append(outcome)
+        release(placement, now, outcome, usage)
+
+    monkeypatch.setattr(bench.scheduler, "release", recorded)
     ask(bench)
     bench.answer(STREAM)
     ask(bench)
@@ -733,15 +744,35 @@ def test_evacuation_moves_what_has_not_been_answered() -> None:
 @pytest.mark.parametrize(
     ("request_", "status"),
     [
-        (get("/health"), 200), (get("/ready"), 200), (get("/metrics"), 200), (get("/v1/models"), 200), (get("/v1/models/tiny"), 200),
-        (get("/v1/models/no%2Fone"), 404), (get("/nothing"), 404), (get("/"), 404), (post(path="/health"), 405),
-        (get("/v1/chat/completions"), 405), (get("/v1/x", method="PUT"), 405), (post(path="/v1/load_lora_adapter"), 404),
-        (post(path="/v1/unload_lora_adapter/"), 404), (post(path="/v1/%6coad_lora_adapter"), 404), (post(path="/v1/x/../sleep"), 404),
-        (post(path="/sleep"), 404), (post(path="//v1/completions"), 404), (post(b"nonsense"), 400), (post(b"[]"), 400), (post(b""), 400),
-        (post(b'{"model":1}'), 400), (post(b"{}"), 400), (post(b'{"model":""}'), 400), (post(b'{"a":' + b"[" * 100_000), 400),
-        (post(b'{"model":' + b"[" * 50_000 + b"]" * 50_000 + b"}"), 400), (get("/v1/x", method="OPTIONS"), 204), (get("*", method="OPTIONS"), 204),
+        (get("/health"), 200),
+        (get("/ready"), 200),
+        (get("/metrics"), 200),
+        (get("/v1/models"), 200),
+        (get("/v1/models/tiny"), 200),
+        (get("/v1/models/no%2Fone"), 404),
+        (get("/nothing"), 404),
+        (get("/"), 404),
+        (post(path="/health"), 405),
+        (get("/v1/chat/completions"), 405),
+        (get("/v1/x", method="PUT"), 405),
+        (post(path="/v1/load_lora_adapter"), 404),
+        (post(path="/v1/unload_lora_adapter/"), 404),
+        (post(path="/v1/%6coad_lora_adapter"), 404),
+        (post(path="/v1/x/../sleep"), 404),
+        (post(path="/sleep"), 404),
+        (post(path="//v1/completions"), 404),
+        (post(b"nonsense"), 400),
+        (post(b"[]"), 400),
+        (post(b""), 400),
+        (post(b'{"model":1}'), 400),
+        (post(b"{}"), 400),
+        (post(b'{"model":""}'), 400),
+        (post(b'{"a":' + b"[" * 100_000), 400),
+        (post(b'{"model":' + b"[" * 50_000 + b"]" * 50_000 + b"}"), 400),
+        (get("/v1/x", method="OPTIONS"), 204),
+        (get("*", method="OPTIONS"), 204),
     ],
-)  # fmt: skip
+)
 def test_own_answers(request_: bytes, status: int) -> None:
     bench = Bench(1)
     client = ask(bench, request_)
@@ -772,8 +803,16 @@ def test_errors_on_the_anthropic_path_have_its_form() -> None:
 
 def test_cors() -> None:
     bench = Bench(1)
-    client = ask(bench, get("/v1/chat/completions", "Origin: http://web", "Access-Control-Request-Method: POST",
-                            "Access-Control-Request-Headers: authorization,content-type", method="OPTIONS"))  # fmt: skip
+    client = ask(
+        bench,
+        get(
+            "/v1/chat/completions",
+            "Origin: http://web",
+            "Access-Control-Request-Method: POST",
+            "Access-Control-Request-Headers: authorization,content-type",
+            method="OPTIONS",
+        ),
+    )
     (answer,) = read_answers(client.take())
     assert answer.headers["access-control-allow-origin"] == "*"
     assert answer.headers["access-control-allow-headers"] == "authorization,content-type"

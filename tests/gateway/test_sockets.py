@@ -52,7 +52,7 @@ class Replica:
 
     async def start(self) -> None:
         self.server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
-        self.url = "http://127.0.0.1:%d" % self.server.sockets[0].getsockname()[1]
+        self.url = f"http://127.0.0.1:{self.server.sockets[0].getsockname()[1]}"
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.connections += 1
@@ -249,7 +249,7 @@ async def test_nothing_is_lost_before_the_first_byte(plane: Plane, handler: Hand
 async def test_a_refusing_replica(plane: Plane) -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
-        plane.register("http://127.0.0.1:%d" % free.getsockname()[1], "gone")
+        plane.register(f"http://127.0.0.1:{free.getsockname()[1]}", "gone")
     await plane.add(good)
     for _ in range(4):
         (answer,) = read_answers(await plane.ask(post(body(), "/v1/completions", CLOSE)))
@@ -260,7 +260,7 @@ async def test_a_refusing_replica(plane: Plane) -> None:
 async def test_only_replicas_that_refuse(plane: Plane) -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
-        plane.register("http://127.0.0.1:%d" % free.getsockname()[1], "gone")
+        plane.register(f"http://127.0.0.1:{free.getsockname()[1]}", "gone")
     (answer,) = read_answers(await plane.ask(post(body(), "/v1/completions", CLOSE)))
     assert answer.status == 502
     assert json.loads(answer.body)["error"]["code"] == "replica_unreachable"

@@ -1,4 +1,4 @@
-"""Bytes that the gateway says itself: answers, errors in the client's dialect, CORS, the end of a broken stream. Pure."""
+"""Bytes that the gateway says itself: answers, errors in the client's dialect, CORS, broken streams' ends. Pure."""
 
 from __future__ import annotations
 

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 __all__ = ["ClientConnection"]
 
 _LINGER_S = 2.0
-"""After an error that closes, unread bytes are taken and dropped this long, so that the client can read the answer: closing
-with unread bytes would reset the connection and destroy it."""
+"""After an error that closes, unread bytes are taken and dropped this long, so that the client can read the answer:
+closing with unread bytes would reset the connection and destroy it."""
 
 
 class ClientConnection(asyncio.Protocol):

@@ -1,7 +1,7 @@
-"""The data plane's centre: what client connections share, the coarse clock that drives every deadline, and the end of it all.
+"""The data plane's centre: what client connections share, the coarse clock behind every deadline, the end.
 
-One tick each quarter of a second looks at every connection and request instead of a timer for each: at 5,000 streams that
-is about three thousandths of a core, where arming and cancelling a timer per event would cost more than relaying it.
+One tick each quarter of a second looks at every connection and request instead of a timer for each: at 5,000 streams
+that is a few thousandths of a core; arming and cancelling a timer per event would cost more than relaying it.
 """
 
 from __future__ import annotations
@@ -138,7 +138,7 @@ class Core:
         return len(self._clients)
 
     def wake(self) -> None:
-        """Sends on what the admission queue may now place: after a release, a report, a change of health or membership."""
+        """Sends on what the admission queue may now place: after a release, a report, change of health or members."""
         if self._waking or not self.waiting():
             return
         self._waking = True

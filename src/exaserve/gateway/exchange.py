@@ -386,7 +386,7 @@ class Exchange:
         self._settle(Outcome.CLIENT_GONE)
 
     def _broken(self, error: ReplicaError, kind: FailureKind | None) -> None:
-        """The answer had begun and will not be finished: says so if the client is at an event's end, else cuts it off."""
+        """The answer had begun and will not be finished: says so if the client is at an event's end, or cuts it."""
         core = self._core
         upstream, placement = self.upstream, self._placement
         if kind is not None and placement is not None:

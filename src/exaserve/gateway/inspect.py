@@ -1,8 +1,8 @@
 """What the scheduler must know of a request, found in one pass over its body. No I/O, and the body is never changed.
 
-JSON bodies are decoded into a struct that names a dozen fields; everything else is skipped without building objects. The
-text whose length and prefix count stays raw JSON: a conversation's next turn begins with the same bytes, and the ratio of
-bytes to tokens is learned per model anyway.
+JSON bodies are decoded into a struct that names a dozen fields; everything else is skipped without building objects.
+The text whose length and prefix count stays raw JSON: a conversation's next turn begins with the same bytes, and the
+ratio of bytes to tokens is learned per model anyway.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
 """Client requests off the wire: HTTP/1.1 framing, strict, without I/O.
 
 llhttp (through httptools) does the lexing and refuses bare LF, obs-fold, space before a colon, control characters, both
-framing headers at once, repeated or listed lengths and bad chunk sizes. What it leaves to the server is checked here: the
-version, ``Host``, transfer codings other than ``chunked``, and every size.
+framing headers at once, repeated or listed lengths and bad chunk sizes. What it leaves to the server is checked here:
+the version, ``Host``, transfer codings other than ``chunked``, and every size.
 
-A :class:`RequestReader` is fed bytes cut anywhere and puts whole :class:`Request` values into ``ready``, in order. What is
-wrong becomes a last request that carries its error, since earlier requests of the same connection are answered first.
+A :class:`RequestReader` is fed bytes cut anywhere and puts whole :class:`Request` values into ``ready``, in order.
+What is wrong becomes a last request that carries its error, since earlier ones are answered first.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ class Request:
     """One request as read. Most attributes keep their class's value: setting few makes a request cheap.
 
     Attributes:
-        head: request line and end-to-end header lines, as they go to the replica but for host and framing; no final CRLF.
+        head: request line and end-to-end header lines, as they go to the replica but for host and framing; no CRLF.
         error: set where the request is not to be served but answered with this.
         http11: False for HTTP/1.0: the answer is not chunked and the connection closes.
         keep_alive: the client wants to go on after this answer.
         expect: the client waits for ``100 Continue`` before its body.
         length: announced body length in bytes, -1 if none.
         noted: any of the following is set.
-        session, request_id, origin, priority, deadline: values of the headers that the gateway itself understands, b""
+        session, request_id, origin, priority, deadline: values of headers that the gateway itself understands, b""
             where absent.
     """
 
@@ -184,7 +184,7 @@ class RequestReader:
             self._check_growth(len(data))
 
     def _whole(self, data: bytes) -> Request | None:
-        """``data`` as one request if it is exactly one, of the usual kind; None sends it the long way, which decides."""
+        """``data`` as one request if it is exactly one, of the usual kind; None: the long way decides."""
         end = data.find(b"\r\n\r\n")
         if end < 0:
             return None

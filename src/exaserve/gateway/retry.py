@@ -1,4 +1,4 @@
-"""The retry budget: retries may be a share of requests, so that a broken cluster is not hit harder for being broken. Pure."""
+"""The retry budget: retries may be a share of requests, so that a broken cluster is not hit harder. Pure."""
 
 from __future__ import annotations
 

@@ -51,7 +51,8 @@ class Route:
 
 _GENERATING = frozenset({"/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages"})
 _POST_ONLY = _GENERATING - {"/v1/responses"} | {
-    "/v1/embeddings", "/v1/rerank", "/v1/score", "/v1/audio/transcriptions", "/v1/audio/translations", "/v1/audio/speech",
+    "/v1/embeddings", "/v1/rerank", "/v1/score", "/v1/audio/transcriptions", "/v1/audio/translations",
+    "/v1/audio/speech",
     "/v1/tokenize", "/v1/detokenize", "/v1/classify", "/v1/pooling", "/v1/messages/count_tokens", "/v1/moderations",
     "/v1/images/generations", "/v1/images/edits",
 }  # fmt: skip

@@ -1,10 +1,10 @@
 """Connections to replicas: a keep-alive pool per replica, and the protocol that relays one answer at a time.
 
-The body of an answer is relayed as it came, chunk framing included: one receive is one send. The parser follows the framing
-only to know where the answer ends; it makes no objects for bodies.
+The body of an answer is relayed as it came, chunk framing included: one receive is one send. The parser follows the
+framing only to know where the answer ends; it makes no objects for bodies.
 
-Events of a stream are passed on whole. What follows the last event's end is held until the rest arrives, so that a replica
-that dies inside an event leaves the client at a clean edge, where an error event can stand.
+Events of a stream are passed on whole. What follows the last event's end is held until the rest arrives, so that a
+replica that dies inside an event leaves the client at a clean edge, where an error event can stand.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ __all__ = ["Endpoint", "Relay", "UpstreamConnection"]
 
 IDLE, HEAD, FIRST, SSE, RAW, LENGTH, EOF, DECODE, CLOSED = range(9)
 """What a connection is doing: nothing; waiting for a head; waiting for an event stream's first event; relaying an event
-stream in chunks, other chunks, counted bytes, bytes up to the end of the connection, or chunks to a client that knows none.
-CLOSED is final."""
+stream in chunks, other chunks, counted bytes, bytes up to the end of the connection, or chunks to a client that knows
+none. CLOSED is final."""
 
 _EVENT_END = (b"\n\n\r\n", b"\r\n\r\n\r\n")
 """An event's blank line and the end of the chunk that carried it."""
@@ -44,7 +44,8 @@ _KINDS = {
 }
 _KINDS |= dict.fromkeys(
     (
-        b"keep-alive", b"proxy-connection", b"proxy-authenticate", b"te", b"trailer", b"x-request-id", b"x-exaserve-replica",
+        b"keep-alive", b"proxy-connection", b"proxy-authenticate", b"te", b"trailer", b"x-request-id",
+        b"x-exaserve-replica",
         b"access-control-allow-origin", b"access-control-allow-credentials", b"access-control-expose-headers",
     ),
     _DROP,
@@ -95,7 +96,7 @@ class UpstreamConnection(asyncio.Protocol):
     """One connection to a replica. Carries one :class:`Relay` at a time.
 
     Attributes:
-        status, head: of the answer whose head is whole; ``head`` is its status line and end-to-end headers, no final CRLF.
+        status, head: of the answer whose head is whole; ``head`` is its status line and end-to-end headers, no CRLF.
         event_stream, length, chunked, reusable: as the answer's head says (``length`` -1 where it says nothing).
         reused: has carried an answer before, so it may be dead without our knowing.
         sent_at, idle_since: seconds, monotonic.

@@ -9,7 +9,7 @@ from exaserve.domain.request import Usage
 __all__ = ["TAIL_BYTES", "find_usage"]
 
 TAIL_BYTES = 4096
-"""Bytes at the end of an answer that are searched. Engines put ``usage`` last, in its own event or behind the choices."""
+"""Bytes at the end of an answer that are searched. Engines put ``usage`` last, in an event of its own or at the end."""
 
 _NEAR_BYTES = 512
 """Where it usually is; looking there first is quicker."""
