@@ -73,7 +73,7 @@ def test_one_replica_less_would_not_do() -> None:
     assert plan.best.profile is not None
     from exaserve.planning.queueing import waiting
 
-    fewer = waiting(plan.best.profile, a9_demand(200.0), plan.best.needed.replicas - 1, plan.best.rate_max_s)
+    fewer = waiting(plan.best.profile, a9_demand(200.0), plan.best.needed.replicas - 1, plan.best.saturated_s)
     assert fewer is None or not fewer.holds(0.05)
 
 

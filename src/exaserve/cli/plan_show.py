@@ -160,7 +160,8 @@ def _show_load(console: Console, plan: Plan) -> None:
     if now is None:
         return
     speed = f"{now.state.step_s * 1e3:.1f} ms per token"
-    head = f"Load: {now.utilisation:.0%} of {plan.replicas:,} replicas, {speed} (estimated)"
+    share = plan.request.demand.rate_s / plan.mixed_capacity_s if plan.mixed_capacity_s else now.utilisation
+    head = f"Load: {share:.0%} of what {plan.replicas:,} replicas carry in the targets, {speed} (estimated)"
     columns = ("class", "requests/s", "in + out", "P50 first", "P99 first", "allowed", "alone up to")
     rows: list[Row] = []
     for c, latency in zip(plan.request.demand.classes, now.per_class, strict=True):

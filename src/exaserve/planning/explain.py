@@ -159,7 +159,13 @@ def _load(plan: Plan, best: Option) -> list[Term]:
     if now is None:
         return rows
     rows += [
-        Term("load", "utilisation", f"{now.utilisation:.0%}", f"of {plan.replicas} replicas", "estimated"),
+        Term(
+            "load",
+            "utilisation",
+            f"{now.utilisation:.0%}",
+            f"of the rate at which {plan.replicas} replicas' queues grow without end",
+            "estimated",
+        ),
         Term("load", "batch", f"{now.state.batch:.1f} sequences", "rate x output x step time", "estimated"),
         Term(
             "load", "per output token", f"{now.state.step_s * 1e3:.1f} ms", "fixed point of the step time", "estimated"

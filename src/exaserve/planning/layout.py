@@ -38,6 +38,7 @@ class Option:
     Attributes:
         memory: the exact sum. profile: step times, None where it does not fit.
         rate_max_s: what one replica carries within the per-token target, requests/s.
+        saturated_s: what it carries without a per-token target, requests/s: where queues grow without end.
         limit: what it runs out of first.
         needed: fewest replicas that hold the targets; None where no number does (``limit`` says why).
         nodes: that these replicas take. cost: of those nodes' cards that replicas use.
@@ -48,6 +49,7 @@ class Option:
     memory: MemoryPlan
     profile: EngineProfile | None
     rate_max_s: float
+    saturated_s: float
     limit: str
     needed: Waiting | None
     count: Count
@@ -128,12 +130,13 @@ def evaluate(r: PlanRequest, placement: Placement, demand: Demand | None = None)
     if placement.pp > STAGES_MAX:
         reasons.append(f"{placement.pp} pipeline stages: above {STAGES_MAX} the bubble eats the gain")
     if reasons:
-        return Option(placement, memory, None, 0.0, "memory", None, count, 0, 0, None, tuple(reasons))
+        return Option(placement, memory, None, 0.0, 0.0, "memory", None, count, 0, 0, None, tuple(reasons))
     profile = profile_of(memory)
     rate, limit = saturation(profile, demand, r.targets.tpot_s)
-    needed, why = replicas_for(profile, demand, r.targets.tpot_s, rate, limit)
+    saturated, _ = saturation(profile, demand)
+    needed, why = replicas_for(profile, demand, r.targets.tpot_s, rate, limit, saturated)
     if r.fleet.nodes is not None and needed is None and rate > 0:
-        needed = waiting(profile, demand, _fleet_replicas(r, count), rate)
+        needed = waiting(profile, demand, _fleet_replicas(r, count), saturated)
     nodes = _nodes(needed.replicas, count) if needed else 0
     cards = needed.replicas * placement.cards if needed else 0
     cost = cost_of(cards, r.fleet.hardware, demand, r.prices) if needed else None
@@ -141,7 +144,7 @@ def evaluate(r: PlanRequest, placement: Placement, demand: Demand | None = None)
         reasons.append(f"no number of replicas holds the targets: {why}")
     elif not needed.holds(r.targets.tpot_s):
         reasons.append(f"targets not held: {why}")
-    return Option(placement, memory, profile, rate, limit, needed, count, nodes, cards, cost, tuple(reasons))
+    return Option(placement, memory, profile, rate, saturated, limit, needed, count, nodes, cards, cost, tuple(reasons))
 
 
 def _fleet_replicas(r: PlanRequest, count: Count) -> int:

@@ -160,7 +160,7 @@ def _deployment(r: PlanRequest, best: Option | None, demand: Demand) -> tuple[in
     replicas = _replicas_on(best, r.fleet.nodes)
     if replicas < 1:
         return r.fleet.nodes, 0, None
-    return r.fleet.nodes, replicas, waiting(best.profile, demand, replicas, best.rate_max_s)
+    return r.fleet.nodes, replicas, waiting(best.profile, demand, replicas, best.saturated_s)
 
 
 def _replicas_on(best: Option, nodes: int) -> int:
@@ -184,7 +184,7 @@ def _headroom(r: PlanRequest, best: Option | None, demand: Demand, nodes: int) -
         if name == "rack" and nodes <= r.fleet.nodes_per_rack:
             continue
         rest = _replicas_on(best, nodes - lost) if nodes > lost else 0
-        left = waiting(best.profile, demand, rest, best.rate_max_s) if rest else None
+        left = waiting(best.profile, demand, rest, best.saturated_s) if rest else None
         holds = left is not None and left.holds(r.targets.tpot_s)
         needed = best.nodes + lost if best.nodes else nodes + lost
         used = demand.rate_s / (rest * best.rate_max_s) if rest else math.inf

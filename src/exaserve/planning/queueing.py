@@ -76,7 +76,7 @@ class Waiting:
     """k replicas under a demand.
 
     Attributes:
-        utilisation: rate over saturation rate.
+        utilisation: rate over the rate at which queues grow without end.
         wait_p99_s: before a replica begins with a request.
         per_class: see :class:`ClassLatency`.
     """
@@ -182,12 +182,15 @@ def _prefill_s(p: EngineProfile, state: Steady, tokens: int) -> float:
     return chunks * base + 0.5 * tokens * tokens * p.prefill_per_pair_s
 
 
-def waiting(p: EngineProfile, d: Demand, replicas: int, rate_max_s: float) -> Waiting | None:
-    """Latencies of ``replicas`` under ``d``, None where they cannot carry it; ``rate_max_s`` is one's saturation."""
-    if rate_max_s <= 0:
+def waiting(p: EngineProfile, d: Demand, replicas: int, saturated_s: float) -> Waiting | None:
+    """Latencies of ``replicas`` under ``d``, None where they cannot carry it.
+
+    ``saturated_s`` is one's saturation without a per-token limit: queues grow towards that, not towards a target.
+    """
+    if saturated_s <= 0:
         return None
     per_replica = d.rate_s / replicas
-    utilisation = per_replica / rate_max_s
+    utilisation = per_replica / saturated_s
     if utilisation >= 1.0:
         return None
     state = steady(p, d, per_replica)
@@ -199,7 +202,7 @@ def waiting(p: EngineProfile, d: Demand, replicas: int, rate_max_s: float) -> Wa
     ]
     mean = d.mean(works)
     variation = d.mean([w * w for w in works]) / (mean * mean) - 1.0 if mean else 0.0
-    service = 1.0 / rate_max_s
+    service = 1.0 / saturated_s
     busy = erlang_c(min(replicas, 2000), utilisation)
     pace = 2.0 * replicas * (1.0 - utilisation) / (service * (1.0 + variation))
     wait99 = max(0.0, math.log(100.0 * busy) / pace) if busy > 0.01 else 0.0
@@ -221,18 +224,18 @@ def waiting(p: EngineProfile, d: Demand, replicas: int, rate_max_s: float) -> Wa
 
 
 def replicas_for(
-    p: EngineProfile, d: Demand, tpot_s: float, rate_max: float, limit: Limit
+    p: EngineProfile, d: Demand, tpot_s: float, rate_max: float, limit: Limit, saturated_s: float
 ) -> tuple[Waiting | None, Limit]:
     """The fewest replicas that hold every target, and what limits one; (None, reason) where no number does.
 
-    ``rate_max`` and ``limit`` are what :func:`saturation` says of one.
+    ``rate_max`` and ``limit`` are what :func:`saturation` says of one within ``tpot_s``, ``saturated_s`` without.
     """
     if rate_max <= 0:
         return None, limit
     low = max(1, math.ceil(d.rate_s / rate_max * 1.0001))
     high = low
     while True:
-        found = waiting(p, d, high, rate_max)
+        found = waiting(p, d, high, saturated_s)
         if found is not None and found.holds(tpot_s):
             break
         if high > REPLICAS_MAX or high > 64 * low + 64:
@@ -241,7 +244,7 @@ def replicas_for(
     best = found
     while low < high:
         middle = (low + high) // 2
-        found = waiting(p, d, middle, rate_max)
+        found = waiting(p, d, middle, saturated_s)
         if found is not None and found.holds(tpot_s):
             high, best = middle, found
         else:

@@ -90,6 +90,7 @@ def _option_dict(option: Option) -> dict[str, Any]:
         "works": option.works,
         "reasons": list(option.reasons),
         "rate_max_s": option.rate_max_s,
+        "rate_saturated_s": option.saturated_s,
         "limit": option.limit,
         "replicas_needed": option.needed.replicas if option.needed else None,
         "replicas_per_node": option.count.per_node,
