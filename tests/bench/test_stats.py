@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import json
 import math
 import statistics
+from array import array
 
 import numpy as np
 import pytest
@@ -55,8 +57,10 @@ def test_failed_and_cut_requests_are_counted_apart_and_flatter_nothing():
     assert summary.all.token_gap.p50 == pytest.approx(0.1)
     assert summary.all.errors == {"status": 1, "lost": 1}
     assert summary.all.statuses == {200: 21, 503: 1}
-    assert summary.requests_per_s == pytest.approx(10.0)
-    assert summary.tokens_per_s == pytest.approx(30.0)
+    assert summary.offered_per_s == pytest.approx(11.0)
+    # The last three of the twenty end 0.3 s after they were due, in the drain.
+    assert summary.requests_per_s == pytest.approx(8.5)
+    assert summary.tokens_per_s == pytest.approx(25.5)
 
 
 def test_scenarios_keep_the_plans_order_and_the_empty_ones():
@@ -71,7 +75,7 @@ def test_warm_up_is_left_out_of_rates_and_latencies():
     summary = summarise(records, duration_s=2.0, window_s=1.0, warmup_s=1.0)
     assert summary.all.requests == 10
     assert summary.all.ttft.max == pytest.approx(0.1)
-    assert summary.requests_per_s == pytest.approx(10.0)
+    assert summary.requests_per_s == pytest.approx(7.0)
     assert summary.windows.p99_s[0] is None
 
 
@@ -105,3 +109,20 @@ def test_as_dict_has_no_nan():
             assert not (isinstance(value, float) and math.isnan(value))
 
     check(summarise([record(0, 0.1)], duration_s=1.0, window_s=0.5).as_dict())
+
+
+def test_tokens_count_in_the_time_in_which_they_came():
+    across = record(0, 0.5, ttft=0.1, tokens=8)
+    across.token_s = array("d", [0.6, 0.8, 1.2, 1.4])
+    across.last_s = 1.4
+    summary = summarise([across], duration_s=1.0, window_s=1.0)
+    assert summary.tokens_per_s == pytest.approx(4.0)
+    assert summary.requests_per_s == 0.0
+    assert summary.all.event_gap.max == pytest.approx(0.4)
+    assert summary.all.stall.p50 == pytest.approx(0.4)
+
+
+def test_records_survive_their_json():
+    one = record(3, 0.5, scenario="B")
+    one.token_s = array("d", [0.6, 0.7])
+    assert Record.from_dict(json.loads(json.dumps(one.as_dict()))) == one

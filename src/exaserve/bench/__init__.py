@@ -1,6 +1,7 @@
 """Black-box load: workloads, an open-loop client and the statistics of its records."""
 
-from exaserve.bench.client import LoadClient, LoadConfig, LoadResult, Progress
+from exaserve.bench.client import LoadClient
+from exaserve.bench.load import LoadConfig, LoadResult, Progress
 from exaserve.bench.record import Record, Verdict
 from exaserve.bench.stats import ScenarioStats, Summary, WindowStats, summarise
 from exaserve.workload import (

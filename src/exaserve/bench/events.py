@@ -7,14 +7,17 @@ After the first token an event costs one count of its terminators: no decoding, 
 from __future__ import annotations
 
 import re
+from typing import NamedTuple
 
-__all__ = ["EventReader", "usage_tokens"]
+__all__ = ["EventReader", "UsageSeen", "usage_seen", "usage_tokens"]
 
 # A non-empty text in any of the fields in which servers stream it: chat (``content``), completions and messages
 # (``text``), reasoning, tool calls (``arguments``), responses (``delta``). Role-only events have "" or null.
 _CONTENT = re.compile(
     rb'"(?:content|text|reasoning_content|reasoning|arguments|delta|thinking|partial_json)"\s*:\s*"[^"]'
 )
+_PROMPT_USAGE = re.compile(rb'"(?:prompt_tokens|input_tokens)"\s*:\s*(\d+)')
+_CACHED_USAGE = re.compile(rb'"(?:cached_tokens|cache_read_input_tokens)"\s*:\s*(\d+)')
 _USAGE = re.compile(rb'"(?:completion_tokens|output_tokens)"\s*:\s*(\d+)')
 _ERROR = re.compile(
     rb'(?:^|\n)(?:event:\s*error|data:\s*\{\s*"(?:error"\s*:|type"\s*:\s*"error"|object"\s*:\s*"error"))'
@@ -22,6 +25,24 @@ _ERROR = re.compile(
 _DONE = re.compile(rb"(?:^|\n)(?:data:\s*\[DONE\]|event:\s*message_stop|event:\s*response\.completed)")
 _PENDING_MAX = 1 << 20
 """An event that has no end within this many bytes is no event; only its last bytes are kept."""
+
+
+class UsageSeen(NamedTuple):
+    """Token counts by the server; None where it does not say."""
+
+    prompt: int | None
+    output: int | None
+    cached: int | None
+
+
+def usage_seen(text: bytes) -> UsageSeen:
+    """The last ``usage`` in ``text``."""
+
+    def last(pattern: re.Pattern[bytes]) -> int | None:
+        found = pattern.findall(text)
+        return int(found[-1]) if found else None
+
+    return UsageSeen(last(_PROMPT_USAGE), last(_USAGE), last(_CACHED_USAGE))
 
 
 def usage_tokens(text: bytes) -> int | None:
@@ -34,8 +55,7 @@ class EventReader:
     """Counts the events of one answer from body pieces cut anywhere.
 
     Attributes:
-        events: complete events so far; comments (lines that begin with a colon) are not counted while looking for the
-            first token, and are counted afterwards.
+        events: complete events so far, without comments (lines that begin with a colon).
         has_token: an event with non-empty content was seen.
         before_token: events before the first one with content.
     """
@@ -73,6 +93,8 @@ class EventReader:
         self._last = piece
         if self.has_token:
             self.events += piece.count(b"\n\n")
+            if piece.startswith(b":") or b"\n\n:" in piece:
+                self.events -= piece.count(b"\n\n:") + piece.startswith(b":")
             return False
         return self._look_for_token(piece)
 
@@ -91,6 +113,15 @@ class EventReader:
 
     def _tail(self) -> bytes:
         return self._previous + self._last + self._pending
+
+    def usage(self) -> UsageSeen:
+        """Token counts by the server's usage, from the end of the stream."""
+        return usage_seen(self._tail())
+
+    @property
+    def token_events(self) -> int:
+        """Events from the first token on, the closing ones included while they are not known as such."""
+        return self.events - self.before_token
 
     def finish(self) -> tuple[bool, bool, int | None]:
         """``[DONE]`` seen, error event seen, generated tokens by the server's usage (None without)."""

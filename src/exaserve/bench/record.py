@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import itertools
+from array import array
+from dataclasses import dataclass, field, fields
 from enum import Enum
+from typing import Any
 
 __all__ = ["Record", "Verdict"]
 
@@ -24,16 +27,22 @@ class Record:
 
     Attributes:
         scheduled_s: when it was due.
+        connected_s: when there was a connection for it: of a new one when it was open (TLS included), of a reused one
+            when it was taken.
         sent_s: when its bytes were handed to the kernel.
         first_byte_s: first byte of the answer.
         first_token_s: first event with non-empty content; of an answer that is not streamed, its last byte.
         last_s: last byte of the answer, or the failure.
+        token_s: when each event with content came, the first token's included; several in one read have one instant.
         tokens: generated tokens by the server's ``usage``, else events with content.
         tokens_known: whether ``tokens`` is the server's own count.
+        prompt_seen: prompt tokens by the server's ``usage``, None without one.
+        cached_seen: those of them that came from its prefix cache, None where it does not say.
         events: server-sent events, ``[DONE]`` included.
         status: HTTP status, 0 while there is none.
         error: "" or a word for what went wrong: ``connect``, ``lost``, ``timeout``, ``status``, ``protocol``,
-            ``error_event``, ``no_done``, ``unfinished`` (the run ended first).
+            ``error_event``, ``no_done``, ``unfinished`` (the run ended first), ``earlier_turn`` (never sent: the answer
+            it was to follow failed).
         replica: the gateway's ``x-exaserve-replica``, "" without one.
         done: ``[DONE]`` was seen.
         error_event: an error came inside the stream.
@@ -46,12 +55,17 @@ class Record:
     scheduled_s: float
     prompt_tokens: int = 0
     output_tokens: int = 0
+    session: int | None = None
+    connected_s: float | None = None
     sent_s: float | None = None
     first_byte_s: float | None = None
     first_token_s: float | None = None
     last_s: float | None = None
+    token_s: array[float] = field(default_factory=lambda: array("d"))
     tokens: int = 0
     tokens_known: bool = False
+    prompt_seen: int | None = None
+    cached_seen: int | None = None
     events: int = 0
     status: int = 0
     error: str = ""
@@ -90,3 +104,32 @@ class Record:
         if self.tokens < 2 or self.first_token_s is None or self.last_s is None:
             return None
         return (self.last_s - self.first_token_s) / (self.tokens - 1)
+
+    def gaps_s(self) -> list[float]:
+        """Seconds between one event with content and the next."""
+        return [b - a for a, b in itertools.pairwise(self.token_s)]
+
+    @property
+    def stall_s(self) -> float | None:
+        """The longest gap between two events with content, seconds; None with fewer than two."""
+        return max(self.gaps_s(), default=None)
+
+    def as_dict(self) -> dict[str, Any]:
+        """For one line of JSON; what is not known is left out, instants to the microsecond."""
+        out: dict[str, Any] = {}
+        for each in fields(self):
+            value = getattr(self, each.name)
+            if each.name == "token_s":
+                value = [round(at, 6) for at in value]
+            elif isinstance(value, float):
+                value = round(value, 6)
+            if value is not None and value not in ("", []):
+                out[each.name] = value
+        out["verdict"] = self.verdict.value
+        return out
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> Record:
+        """The record that :meth:`as_dict` wrote. TypeError for unknown members."""
+        known = {name: value for name, value in values.items() if name != "verdict"}
+        return cls(**{**known, "token_s": array("d", known.get("token_s", ()))})

@@ -3,6 +3,9 @@
 **Latency counts from the scheduled time.** A client that is late, or that waits for a free slot, would otherwise hide
 what its users felt (coordinated omission). The same figures from the sent time stand beside them for comparison.
 
+**Rates count what ended within the measured time.** Requests due then that end in the drain, and requests of the
+warm-up that end later, would make a rate that the server never had.
+
 **Failed and cut requests are counted apart** and are in no latency figure: a refusal is quick, and would flatter.
 """
 
@@ -41,8 +44,16 @@ class ScenarioStats:
         ttft: scheduled to first token, seconds (first non-empty content; whole answer where it is not streamed).
         ttft_sent: the same from the sent time.
         latency: scheduled to last byte, seconds.
+        latency_sent: the same from the sent time.
         token_gap: mean seconds per token after the first, per request.
+        event_gap: seconds between one event with content and the next, all gaps of all good answers.
+        stall: each good answer's longest gap, seconds.
         tokens: generated tokens of good answers.
+        tokens_known: good answers whose server counted its tokens itself.
+        prompt_tokens: prompt tokens of good answers, by the server's usage where it gives one, else as planned.
+        prompt_known: good answers whose server counted the prompt itself.
+        prompt_planned: prompt tokens of those ``prompt_known`` answers as they were planned.
+        cached_tokens: prompt tokens that came from a prefix cache, by the server's usage.
         errors: what went wrong, with counts.
         statuses: HTTP statuses with counts; 0 where there was none.
     """
@@ -55,8 +66,16 @@ class ScenarioStats:
     ttft: Distribution
     ttft_sent: Distribution
     latency: Distribution
+    latency_sent: Distribution
     token_gap: Distribution
+    event_gap: Distribution
+    stall: Distribution
     tokens: int
+    tokens_known: int
+    prompt_tokens: int
+    prompt_known: int
+    prompt_planned: int
+    cached_tokens: int
     errors: dict[str, int]
     statuses: dict[int, int]
 
@@ -78,7 +97,15 @@ class WindowStats:
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """A run at a glance. ``scenarios`` has one entry per scenario in the plan's order, ``all`` takes them together."""
+    """A run at a glance. ``scenarios`` has one entry per scenario in the plan's order, ``all`` takes them together.
+
+    Attributes:
+        replicas: requests that each replica answered, by its header.
+        requests_per_s: good answers that ended in the measured time, over it.
+        tokens_per_s: generated tokens that came in the measured time, over it.
+        offered_per_s: requests due in the measured time, over it.
+        warmup_s: measured from here.
+    """
 
     duration_s: float
     all: ScenarioStats
@@ -87,6 +114,8 @@ class Summary:
     replicas: dict[str, int]
     requests_per_s: float
     tokens_per_s: float
+    offered_per_s: float = 0.0
+    warmup_s: float = 0.0
 
     def as_dict(self) -> dict[str, object]:
         """For JSON. NaN becomes None."""
@@ -116,6 +145,17 @@ def _differences(records: Sequence[Record], difference: Callable[[Record], float
     return distribution(value for record in records if (value := difference(record)) is not None)
 
 
+def _tokens_within(record: Record, start_s: float, end_s: float) -> float:
+    """Tokens of a good answer that came within a time: by its events, or by its end where it has none."""
+    if record.verdict is not Verdict.OK:
+        return 0.0
+    if not record.token_s:
+        return float(record.tokens) if start_s <= (record.last_s or 0.0) < end_s else 0.0
+    if start_s <= record.token_s[0] and record.token_s[-1] < end_s:
+        return float(record.tokens)
+    return record.tokens * sum(start_s <= at < end_s for at in record.token_s) / len(record.token_s)
+
+
 def _scenario(name: str, records: Sequence[Record]) -> ScenarioStats:
     good = [record for record in records if record.verdict is Verdict.OK]
     return ScenarioStats(
@@ -127,8 +167,18 @@ def _scenario(name: str, records: Sequence[Record]) -> ScenarioStats:
         ttft=_differences(good, lambda r: r.ttft_s),
         ttft_sent=_differences(good, lambda r: r.ttft_sent_s),
         latency=_differences(good, lambda r: r.latency_s),
+        latency_sent=_differences(
+            good, lambda r: None if r.sent_s is None or r.last_s is None else r.last_s - r.sent_s
+        ),
         token_gap=_differences(good, lambda r: r.token_gap_s),
+        event_gap=distribution(gap for record in good for gap in record.gaps_s()),
+        stall=_differences(good, lambda r: r.stall_s),
         tokens=sum(record.tokens for record in good),
+        tokens_known=sum(record.tokens_known for record in good),
+        prompt_tokens=sum(r.prompt_tokens if r.prompt_seen is None else r.prompt_seen for r in good),
+        prompt_known=sum(r.prompt_seen is not None for r in good),
+        prompt_planned=sum(r.prompt_tokens for r in good if r.prompt_seen is not None),
+        cached_tokens=sum(r.cached_seen or 0 for r in good),
         errors=_counts(record.error for record in records if record.error),
         statuses=_counts(record.status for record in records),
     )
@@ -181,12 +231,15 @@ def summarise(
         by_scenario.setdefault(record.scenario, []).append(record)
     total = _scenario("all", kept)
     measured_s = max(duration_s - warmup_s, 1e-9)
+    ended = [r for r in records if r.verdict is Verdict.OK and warmup_s <= (r.last_s or 0.0) < duration_s]
     return Summary(
         duration_s=duration_s,
         all=total,
         scenarios=tuple(_scenario(name, group) for name, group in by_scenario.items()),
         windows=windows(kept, window_s, duration_s),
         replicas=dict(sorted(_counts(record.replica for record in kept if record.replica).items())),
-        requests_per_s=total.ok / measured_s,
-        tokens_per_s=total.tokens / measured_s,
+        requests_per_s=len(ended) / measured_s,
+        tokens_per_s=math.fsum(_tokens_within(r, warmup_s, duration_s) for r in records) / measured_s,
+        offered_per_s=len(kept) / measured_s,
+        warmup_s=warmup_s,
     )

@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 
 import httptools
 
-from exaserve.bench.events import EventReader, usage_tokens
+from exaserve.bench.events import EventReader, UsageSeen, usage_seen
 from exaserve.bench.record import Record
 from exaserve.workload import BodyRenderer, PlannedRequest
 
@@ -39,37 +39,61 @@ class Client(Protocol):
     def retry(self, request: PlannedRequest, record: Record, connection: Connection) -> None:
         """A reused connection was closed before any byte of the answer."""
 
+    def first_token(self, record: Record) -> None:
+        """The first token of an answer has come."""
+
     def finished(self, record: Record) -> None:
         """A request is over."""
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
+    """Where requests go. ``head`` is every request's, but for its length."""
+
     host: str
     port: int
+    tls: bool
     head: bytes
 
 
 def target(url: str, path: str, headers: Sequence[tuple[str, str]]) -> Target:
-    """Where a URL's requests go.
+    """Where a URL's requests go. A path in the URL stands before ``path``; a ``/v1`` at its end is not said twice.
 
     Raises:
-        ValueError: the URL is not ``http://host:port``.
+        ValueError: the URL is not ``http://host:port`` or ``https://host``, or a header would break the request.
     """
     parts = urlsplit(url)
-    if parts.scheme != "http" or not parts.hostname:
-        raise ValueError(f"{url!r} must look like http://host:port")
-    port = parts.port or 80
-    path = parts.path.rstrip("/") + path
-    lines = [f"POST {path} HTTP/1.1", f"host: {parts.hostname}:{port}", "content-type: application/json"]
-    lines += [f"{name}: {value}" for name, value in headers]
-    return Target(parts.hostname, port, ("\r\n".join(lines) + "\r\n").encode("latin-1"))
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise ValueError(f"{url!r} must look like http://host:port or https://host")
+    tls = parts.scheme == "https"
+    port = parts.port or (443 if tls else 80)
+    host = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
+    path = parts.path.rstrip("/").removesuffix("/v1") + path
+    named = host if port == (443 if tls else 80) else f"{host}:{port}"
+    lines = [f"POST {path} HTTP/1.1", f"host: {named}", "content-type: application/json"]
+    for name, value in headers:
+        if any(c in name + value for c in "\r\n\0"):
+            raise ValueError(f"header {name!r} must not have line breaks")
+        lines.append(f"{name}: {value}")
+    return Target(parts.hostname, port, tls, ("\r\n".join(lines) + "\r\n").encode("latin-1"))
 
 
 class Connection(asyncio.Protocol):
     """One connection to one target; carries one request at a time."""
 
-    __slots__ = ("client", "parser", "reader", "record", "request", "reused", "sse", "tail", "target", "transport")
+    __slots__ = (
+        "client",
+        "parser",
+        "read_s",
+        "reader",
+        "record",
+        "request",
+        "reused",
+        "sse",
+        "tail",
+        "target",
+        "transport",
+    )
 
     def __init__(self, client: Client, target: int) -> None:
         self.client = client
@@ -82,6 +106,8 @@ class Connection(asyncio.Protocol):
         self.sse = False
         self.reused = False
         self.tail = b""
+        self.read_s = 0.0
+        """When the bytes now looked at were read, seconds from the start of the run."""
 
     def send(self, request: PlannedRequest, record: Record) -> None:
         assert self.transport is not None
@@ -93,6 +119,8 @@ class Connection(asyncio.Protocol):
         head = client.targets[self.target].head
         if request.session is not None:
             head += b"x-session-id: s%d\r\n" % request.session
+        if record.connected_s is None:
+            record.connected_s = client.now()
         self.transport.write(b"%scontent-length: %d\r\n\r\n%s" % (head, len(body), body))
         record.sent_s = client.now()
 
@@ -105,8 +133,9 @@ class Connection(asyncio.Protocol):
         if record is None:  # nothing was asked: a server that talks out of turn, or says goodbye
             self.close()
             return
+        self.read_s = self.client.now()
         if record.first_byte_s is None:
-            record.first_byte_s = self.client.now()
+            record.first_byte_s = self.read_s
         try:
             self.parser.feed_data(data)
         except httptools.HttpParserCallbackError:
@@ -150,9 +179,21 @@ class Connection(asyncio.Protocol):
             self.tail = (self.tail + body)[-_JSON_TAIL_BYTES:]
             return
         before = reader.events
-        if reader.feed(body) and self.record is not None and self.record.first_token_s is None:
-            self.record.first_token_s = self.client.now()
-        self.client.events += reader.events - before
+        first = reader.feed(body)
+        new = reader.events - before
+        self.client.events += new
+        record = self.record
+        if record is None:
+            return
+        if first:
+            record.first_token_s = self.read_s
+            self.client.first_token(record)
+            new = reader.token_events
+        if reader.has_token:
+            if new == 1:
+                record.token_s.append(self.read_s)
+            else:
+                record.token_s.extend([self.read_s] * new)
 
     def on_message_complete(self) -> None:
         record = self.record
@@ -160,14 +201,14 @@ class Connection(asyncio.Protocol):
             return
         record.complete = True
         if record.status >= 400:
-            self._settle("status")
+            self._settle("status", self.read_s)
         elif self.reader is not None:
-            self._settle("")
+            self._settle("", self.read_s)
         else:
-            record.first_token_s = self.client.now()
-            tokens = usage_tokens(self.tail)
-            record.tokens, record.tokens_known = tokens or 0, tokens is not None
-            self._settle("")
+            record.first_token_s = self.read_s
+            self.client.first_token(record)
+            _count(record, usage_seen(self.tail), 0)
+            self._settle("", self.read_s)
         if self.parser.should_keep_alive() and self.transport is not None:
             self.reused = True
             self.client.free(self)
@@ -186,22 +227,30 @@ class Connection(asyncio.Protocol):
             self.transport.abort()
 
     def _fail(self, error: str) -> None:
-        self._settle(error)
+        self._settle(error, self.client.now())
 
-    def _settle(self, error: str) -> None:
+    def _settle(self, error: str, at: float) -> None:
         """The request is over; ``error`` says why where the framing does not."""
         record, reader = self.record, self.reader
         assert record is not None
         if reader is not None:
             record.events = reader.events
-            record.done, record.error_event, tokens = reader.finish()
-            record.tokens = reader.content_events() if tokens is None else tokens
-            record.tokens_known = tokens is not None
+            record.done, record.error_event, _ = reader.finish()
+            content = reader.content_events()
+            del record.token_s[content:]
+            _count(record, reader.usage(), content)
             if not error and record.error_event:
                 error = "error_event"
             elif not error and not record.done:
                 error = "no_done"
         record.error = error
-        record.last_s = self.client.now()
+        record.last_s = at
         self.record = self.request = self.reader = None
         self.client.finished(record)
+
+
+def _count(record: Record, usage: UsageSeen, events: int) -> None:
+    """Tokens by the server's usage, else by events."""
+    record.tokens = events if usage.output is None else usage.output
+    record.tokens_known = usage.output is not None
+    record.prompt_seen, record.cached_seen = usage.prompt, usage.cached

@@ -26,7 +26,7 @@ background:var(--back)}
 h1{font-size:1.4rem;margin:.2rem 0 .6rem}h2{font-size:1.1rem;margin:1.6rem 0 .4rem}
 h3{font-size:.95rem;margin:0 0 .4rem;font-weight:600}
 p{margin:.3rem 0}.soft,figcaption{color:var(--soft);font-size:.85rem}
-.grid{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(100%,420px),1fr));gap:.8rem}
+.grid{display:grid;grid-template-columns:repeat(auto-fill,minmax(min(100%,420px),1fr));gap:.8rem}
 figure{margin:0;background:var(--panel);border:1px solid var(--edge);border-radius:8px;padding:.7rem}
 figure.wide{grid-column:1/-1}
 svg{width:100%;height:auto;display:block;font-size:12.5px}
