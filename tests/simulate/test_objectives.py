@@ -44,9 +44,9 @@ def test_the_capacity_of_a_known_queue_is_found() -> None:
     known = max(load / 1000 for load in range(1, 1000) if wait_beyond(load / 1000, 2.0) <= 0.1)
 
     def one(rate: float) -> RunStats:
-        wanted = demand(fixed["mix"], rate, 120.0, 5)  # type: ignore[arg-type]
+        wanted = demand(fixed["mix"], rate, 120.0, 5)
         settings = SimSettings(probes=False, warmup_s=5.0)
-        return Simulation(made, units(1, fixed["profile"]), wanted, settings, "round_robin").run()  # type: ignore[arg-type]
+        return Simulation(made, units(1, fixed["profile"]), wanted, settings, "round_robin").run()
 
     objective = Objective("", "all", "ttft_p90", 0.030)
     found = find_capacity(one, [objective], 40.0, step=0.04)
@@ -65,8 +65,8 @@ def test_no_rate_keeps_what_cannot_be_kept() -> None:
 
 def test_a_replicas_capacity_is_where_its_queue_grows() -> None:
     fixed = fixed_service(0.01)
-    assert replica_capacity_per_s(fixed["profile"], fixed["mix"]) == pytest.approx(100.0, rel=0.01)  # type: ignore[arg-type]
-    fast = replica_capacity_per_s(fixed["profile"], fixed["mix"], speed=2.0)  # type: ignore[arg-type]
+    assert replica_capacity_per_s(fixed["profile"], fixed["mix"]) == pytest.approx(100.0, rel=0.01)
+    fast = replica_capacity_per_s(fixed["profile"], fixed["mix"], speed=2.0)
     assert fast == pytest.approx(200.0, rel=0.01)
 
 

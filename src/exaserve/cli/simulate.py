@@ -7,9 +7,11 @@ import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
+
+from exaserve.cli import simulate_options as opt
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -67,50 +69,27 @@ class Study:
 
 
 def simulate(
-    file: Annotated[
-        Path | None,
-        typer.Argument(metavar="[FILE]", help="Cluster file; ./cluster.yaml unless given, else a built-in cluster."),
-    ] = None,
-    policies: Annotated[
-        str,
-        typer.Option(
-            metavar="NAME,NAME…",
-            help="Policies to compare; all for every one. oracle knows everything at once; NAME:blind lifts the limits "
-            "on queue depth and KV use.",
-        ),
-    ] = DEFAULT,
-    load: Annotated[float, typer.Option(min=0.001, max=10.0, help="Load as a share of the cluster's capacity.")] = 0.8,
-    rate: Annotated[float | None, typer.Option(min=0.001, help="Requests per second, instead of --load.")] = None,
-    seconds: Annotated[float, typer.Option(min=0.1, help="Simulated seconds of arrivals.")] = 60.0,
-    warmup: Annotated[float | None, typer.Option(min=0, help="Seconds left out at the start.")] = None,
-    seed: Annotated[int, typer.Option(min=0, help="The same seed gives the same result, to the byte.")] = 1,
-    mix: Annotated[
-        str, typer.Option(help="mix, A, B, C, PROMPT/OUTPUT in tokens (64/64), or a YAML file with scenarios.")
-    ] = "mix",
-    replicas: Annotated[int | None, typer.Option(min=1, max=100_000, help="So many instead of the file's.")] = None,
-    gateways: Annotated[int, typer.Option(min=1, max=256, help="Gateways that share the replicas.")] = 1,
-    told_ms: Annotated[
-        float | None,
-        typer.Option(min=0, help="Gateways tell each other their placements, with this delay; blind unless given."),
-    ] = None,
-    homes: Annotated[bool, typer.Option("--homes/--no-homes", help="Each replica is one gateway's home.")] = True,
-    staleness: Annotated[
-        float | None, typer.Option(min=0.01, help="Seconds between a replica's reports, instead of the file's.")
-    ] = None,
-    report_delay_ms: Annotated[float, typer.Option(min=0, help="Milliseconds a report is under way.")] = 0.0,
-    report_loss: Annotated[float, typer.Option(min=0, max=0.99, help="Share of reports that are lost.")] = 0.0,
-    hop_ms: Annotated[float, typer.Option(min=0, help="Milliseconds from gateway to replica, one way.")] = 0.0,
-    events: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Failures, drains, scaling … as a list of events in YAML.")
-    ] = None,
-    slo: Annotated[
-        list[str] | None, typer.Option(metavar="TEXT", help="Objective, such as A:p99_ttft_ms<=850; may be repeated.")
-    ] = None,
-    find_capacity: Annotated[
-        bool, typer.Option("--find-capacity", help="Find the largest rate at which every --slo is kept.")
-    ] = False,
-    as_json: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write all figures to FILE.")] = None,
-    html: Annotated[Path | None, typer.Option(metavar="FILE", help="Write a self-contained report to FILE.")] = None,
+    file: opt.ClusterPath = None,
+    policies: opt.Policies = DEFAULT,
+    load: opt.Load = 0.8,
+    rate: opt.Rate = None,
+    seconds: opt.Seconds = 60.0,
+    warmup: opt.Warmup = None,
+    seed: opt.Seed = 1,
+    mix: opt.Mix = "mix",
+    replicas: opt.Replicas = None,
+    gateways: opt.Gateways = 1,
+    told_ms: opt.ToldMs = None,
+    homes: opt.Homes = True,
+    staleness: opt.Staleness = None,
+    report_delay_ms: opt.ReportDelayMs = 0.0,
+    report_loss: opt.ReportLoss = 0.0,
+    hop_ms: opt.HopMs = 0.0,
+    events: opt.EventsPath = None,
+    slo: opt.Slo = None,
+    find_capacity: opt.FindCapacity = False,
+    as_json: opt.JsonPath = None,
+    html: opt.HtmlPath = None,
 ) -> None:
     """Compare policies on a cluster that need not exist, with the gateway's own scheduler in virtual time.
 
