@@ -238,19 +238,23 @@ def test_restart_forgets_the_prefix(build: Build) -> None:
 
 
 def test_eight_blind_gateways_do_not_choose_the_same_replica() -> None:
-    """X2: the same picture, the same instant, eight schedulers with seeds of their own."""
+    """X2: the same picture, the same instant, the same history; only chance differs."""
     chosen = []
     for seed in range(8):
-        scheduler = Scheduler(SchedulerConfig(sample_size=4), Random(seed))
+        scheduler = Scheduler(SchedulerConfig(), Random(seed))
         for k in range(32):
             scheduler.add(ReplicaSpec(rid(k), f"http://r{k}", ("m",), kv_tokens_max=100_000), 0.0)
             scheduler.set_health(rid(k), True, "up")
         for seq in range(1, 60):
+            now = seq * 0.2
+            first = place(scheduler, now, prompt=4000)
+            scheduler.release(first, now, Outcome.CLIENT_GONE)
             for k in range(32):
-                kv = 0.01 if k == 0 else 0.2
-                scheduler.report(report(k, seq, seq * 0.2, running=int(k > 0) * 4, waiting=0, kv_use=kv), seq * 0.2)
+                idle = k < 12
+                scheduler.report(report(k, seq, now, running=4, waiting=0 if idle else 2, kv_use=0.1), now)
         assert scheduler.foreign_share > 0.25
         chosen.append(place(scheduler, 12.0).replica_id)
+    assert all(int(c[1:]) < 12 for c in chosen)
     assert len(set(chosen)) >= 4
 
 

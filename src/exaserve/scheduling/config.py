@@ -21,8 +21,8 @@ class SchedulerConfig:
         sample_size: replicas drawn (with replacement) above ``full_scan_max``, or when other gateways' work is seen.
         memory_size: best candidates of the last sampled decision that are priced again in the next one: "power of d
             choices with memory" (Mitzenmacher, Prabhakar, Shah 2002).
-        foreign_share: share of requests on the replicas that this gateway did not place, above which it samples
-            instead of scanning, 0..1: several gateways with the same picture must not choose the same minimum (X2).
+        foreign_share: share of requests on the replicas that this gateway did not place, above which it leans to some
+            of them by chance, 0..1: several gateways with the same picture must not choose the same minimum (X2).
         tie_s: costs closer than this are equal, seconds, and equals take turns.
         tie_share: likewise, as a share of the cost. Wider spreads an idle pool's work, narrower follows small
             differences.

@@ -51,6 +51,7 @@ class ReplicaState:
         penalty: multiplies the cost: 1 / (weight x slow-start share), raised while suspect.
         failure_cost_s: added while the replica has failed recently, seconds.
         away_s: added while the replica is another gateway's home, seconds (X2).
+        lean: this gateway's own leaning, 0..1 by chance, for when others are seen that do not tell their work.
         extra_s: what does not depend on the request: ``decode_s x penalty + failure_cost_s + away_s``.
         room: whether depth and KV use let it take anything now (E2).
         need_free: largest ``prompt + output`` in tokens that raises no question of memory, context or a special term;
@@ -93,6 +94,7 @@ class ReplicaState:
         "kv_predicted",
         "kv_reported",
         "last_report",
+        "lean",
         "need_free",
         "penalty",
         "pending",
@@ -136,6 +138,7 @@ class ReplicaState:
         self.failures = 0
         self.failure_cost_s = 0.0
         self.home = True
+        self.lean = 0.0
         self.asleep = False
         self.away_s = 0.0
         self.inflight = 0

@@ -65,6 +65,7 @@ class Scheduler:
             raise ValueError(f"replica {spec.id!r} is already known")
         state = ReplicaState(spec, self.config, now, self._take_index(), self._speed_of(spec))
         state.home = self._peers.is_home(spec.id)
+        state.lean = self._context.rng.random()
         self._states[spec.id] = state
         for model in spec.models:
             self._join(model, state)
@@ -213,8 +214,8 @@ class Scheduler:
             return
         pool = self._pools.get(state.spec.models[0]) if state.spec.models else None
         stats = pool.stats if pool else None
-        if stats is not None and not state.home:
-            state.away_s = self.config.away_share * stats.work_s
+        if stats is not None:
+            state.away_s = self._away(state) * self.config.away_share * stats.work_s
         if not state.report(report, stats.prompt_tokens if stats else 512.0):
             return
         asleep = bool(report.asleep)
@@ -225,7 +226,6 @@ class Scheduler:
         if total:
             share = (state.foreign_running + state.foreign_waiting) / total
             self.foreign_share += _FOREIGN_STEP * (share - self.foreign_share)
-            self._context.sample = self.foreign_share > self.config.foreign_share
 
     def confirm(self, replica: ReplicaId, seq: int, taken_at: float, now: float) -> None:
         """The replica's last report still holds at ``taken_at``: as if it had been sent again with a new time."""
@@ -262,6 +262,15 @@ class Scheduler:
         for state in self._states.values():
             state.home = self._peers.is_home(state.id)
             state.away_s = 0.0
+
+    def _away(self, state: ReplicaState) -> float:
+        """Share of the toll for ``state``: all of it for a peer's home; a chance share, always the same, where reports
+        show work of gateways that do not tell us theirs."""
+        if not state.home:
+            return 1.0
+        if self._peers.gateways or self.foreign_share < self.config.foreign_share:
+            return 0.0
+        return state.lean
 
     def told_placed(
         self, peer: str, ref: int, replica: ReplicaId, tokens: int, kv_tokens: int, stream: bool, placed_at: float

@@ -32,14 +32,12 @@ class PolicyContext:
     """What policies share: configuration, chance, the prefix index, and where they say that a signal was missing.
 
     ``signal_missing`` counts decisions taken without the named signal: never a silent fallback.
-    ``sample`` is True while other gateways place work on the same replicas.
     """
 
     config: SchedulerConfig
     rng: Random
     prefix: PrefixIndex
     signal_missing: dict[str, int] = field(default_factory=dict)
-    sample: bool = False
 
     def missing(self, signal: str) -> None:
         self.signal_missing[signal] = self.signal_missing.get(signal, 0) + 1

@@ -45,7 +45,7 @@ class Entropy:
             tokens_per_byte = pool.stats.cache_trust / pool.stats.bytes_per_token
             prompt = float(facts.prompt_tokens)
             held = [(bits, max(prompt - size * tokens_per_byte, 1.0)) for size, bits in levels]
-        if n > config.full_scan_max or (context.sample and n > config.sample_size):
+        if n > config.full_scan_max:
             choice = self._scan(self._sample(pool, levels), facts, now, exclude, held)
             if choice is not None:
                 self._remember(pool)
