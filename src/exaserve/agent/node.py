@@ -104,6 +104,11 @@ class NodeAgent:
                 self._due.cancel()
             await asyncio.gather(*(uplink.close() for uplink in self.uplinks))
 
+    def hurry(self) -> None:
+        """Ends all draining: what is in flight is cut."""
+        for unit in self.units.values():
+            unit.hurry()
+
     def ready(self) -> int:
         """Replicas that may take requests."""
         return sum(unit.ready for unit in self.units.values())

@@ -83,6 +83,7 @@ class Unit:
         self._wish: Wish = "run"
         self._drain = False
         self._drain_s = settings.drain_s
+        self._drain_until = 0.0
         self._event = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._was_ready = False
@@ -135,6 +136,11 @@ class Unit:
         self._event.set()
         if self._fetcher is not None and self._fetcher.busy and self._over():
             self._fetcher.close()
+
+    def hurry(self) -> None:
+        """No draining any more."""
+        self._drain_s = 0.0
+        self._drain_until = 0.0
 
     async def close(self, drain_s: float) -> None:
         """Drain, stop, and end the supervision; returns when no process is left."""
@@ -271,17 +277,15 @@ class Unit:
         """Takes it out of rotation, waits until nothing runs or the time is over. Returns ``why``."""
         if self.state is State.READY:
             self._move(Event.DRAIN, why)
-        end = self._clock() + self._drain_s
+        self._drain_until = self._clock() + self._drain_s
         quiet = 0
-        while self._clock() < end and self.engine is not None and not self.engine.ended():
+        while (left_s := self._drain_until - self._clock()) > 0 and self.engine is not None and not self.engine.ended():
+            # A sample may be older than the last placement; two in a row, taken after the gateways know, are not.
+            await asyncio.sleep(min(max(_DRAIN_LOOK_S, 1.25 * self._settings.interval_s), left_s))
             busy = self.sampler.busy()
             quiet = 0 if busy is None or busy else quiet + 1
-            # One sample may be older than the last placement; two in a row, taken after the gateways know, are not.
             if quiet >= 2:
                 break
-            await asyncio.sleep(
-                min(max(_DRAIN_LOOK_S, 1.25 * self._settings.interval_s), max(0.0, end - self._clock()))
-            )
         return why
 
     async def _after_failure(self) -> None:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
+import resource
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["CpuMeter", "CpuUse"]
+__all__ = ["CpuMeter", "CpuUse", "raise_file_limit"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,3 +57,10 @@ def _process_s(pid: int) -> float:
     except OSError:
         return 0.0
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def raise_file_limit() -> int:
+    """Allows this process as many open files as the hard limit does; returns that number."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    return hard

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from exaserve.config.cluster import Cluster, EmulatorSettings, NodeEntry, Pool, ReplicaEntry
-from exaserve.config.environment import Environment, child_environment, read_environment
+from exaserve.config.environment import Environment, child_environment, read_environment, state_folder
 from exaserve.config.load import load_cluster, parse_cluster
 from exaserve.config.secret import read_secret
 from exaserve.config.settings import (
@@ -41,6 +41,7 @@ __all__ = [
     "same_address",
     "split_address",
     "split_url",
+    "state_folder",
     "to_yaml",
     "without_limits",
 ]

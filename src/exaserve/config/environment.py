@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
-__all__ = ["Environment", "child_environment", "read_environment"]
+__all__ = ["Environment", "child_environment", "read_environment", "state_folder"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,3 +35,10 @@ def read_environment(values: Mapping[str, str] | None = None) -> Environment:
 def child_environment(extra: Mapping[str, str]) -> dict[str, str]:
     """The environment of a process that we start: ours and ``extra``."""
     return {**os.environ, **extra}
+
+
+def state_folder(values: Mapping[str, str] | None = None) -> Path:
+    """Where engines' logs and caches are unless the cluster file says: the user's cache directory (XDG)."""
+    values = os.environ if values is None else values
+    base = values.get("XDG_CACHE_HOME") or str(Path(values.get("HOME") or "/var/tmp") / ".cache")  # noqa: S108
+    return Path(base) / "exaserve"

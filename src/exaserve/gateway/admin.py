@@ -43,8 +43,10 @@ from exaserve.config.show import effective
 from exaserve.domain.errors import ConfigError
 from exaserve.domain.replica import ReplicaId
 from exaserve.domain.request import RequestFacts
+from exaserve.gateway.agents import AgentServer
 from exaserve.gateway.core import Core
 from exaserve.gateway.gauges import entropy_terms
+from exaserve.gateway.nodes import Nodes
 from exaserve.gateway.peering import Peering
 from exaserve.gateway.telemetry import Telemetry
 from exaserve.health import HealthBook
@@ -70,6 +72,7 @@ class Control(Protocol):
     core: Core
     telemetry: Telemetry
     peering: Peering | None
+    agents: AgentServer | None
     url: str
 
 
@@ -357,7 +360,7 @@ def build_admin(control: Control, token: str | None) -> Starlette:
         )
 
     app = Starlette(
-        routes=_Admin(control).routes(),
+        routes=[*Nodes(control).routes(), *_Admin(control).routes()],
         exception_handlers={_AdminError: refused, 404: not_found, 405: wrong_method, Exception: failed},
     )
 

@@ -1,0 +1,97 @@
+"""The admin API's part for nodes: which agents are connected, and the life-cycle verbs that they obey.
+
+=======  ===========================  =====================================================================
+GET      /nodes                       counts only: nodes, replicas, ready
+GET      /nodes/all                   every connected node with its replicas' states
+POST     /nodes/{node}/{verb}         start, stop, drain, resume, restart, logs; ``{"replica": "r3"}`` for one only,
+                                      ``{"drain_s": 60}``, ``{"lines": 100}``
+=======  ===========================  =====================================================================
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from exaserve.domain.errors import ExaServeError
+from exaserve.gateway.agents import AgentServer
+from exaserve.observe import EventLog
+from exaserve.wire.messages import VERBS
+
+__all__ = ["Nodes"]
+
+_BODY_BYTES_MAX = 65_536
+
+
+class _Ask(msgspec.Struct, forbid_unknown_fields=True):
+    replica: str = ""
+    lines: int = 100
+    drain_s: float | None = None
+
+
+class Control(Protocol):
+    """What of a gateway this needs."""
+
+    agents: AgentServer | None
+    log: EventLog
+
+
+class Nodes:
+    """The handlers."""
+
+    def __init__(self, control: Control) -> None:
+        self._control = control
+
+    def routes(self) -> list[Route]:
+        return [
+            Route("/nodes", self.summary, methods=["GET"]),
+            Route("/nodes/all", self.all, methods=["GET"]),
+            Route("/nodes/{node:path}/{verb}", self.verb, methods=["POST"]),
+        ]
+
+    async def summary(self, _request: Request) -> Response:
+        agents = self._control.agents
+        return _json({"nodes": 0, "replicas": 0, "ready": 0, "address": ""} if agents is None else agents.summary())
+
+    async def all(self, _request: Request) -> Response:
+        agents = self._control.agents
+        return _json({"nodes": [] if agents is None else agents.as_rows()})
+
+    async def verb(self, request: Request) -> Response:
+        agents = self._control.agents
+        node, name = request.path_params["node"], request.path_params["verb"]
+        if agents is None:
+            return _error(404, "This gateway takes no agents: set agents.enabled.", "node_not_found", "node")
+        verb = next((verb for verb in VERBS if verb == name), None)
+        if verb is None:
+            return _error(404, f"{name!r} is none of {', '.join(VERBS)}.", "unknown_verb", "verb")
+        raw = await request.body()
+        if len(raw) > _BODY_BYTES_MAX:
+            return _error(413, f"The body is above {_BODY_BYTES_MAX} bytes.", "body_too_large", None)
+        try:
+            asked = msgspec.json.decode(raw, type=_Ask) if raw else _Ask()
+        except msgspec.DecodeError as error:
+            return _error(400, f"{error}.", "invalid_body", None)
+        drain_s = -1.0 if asked.drain_s is None else asked.drain_s
+        try:
+            result = await agents.ask(node, verb, asked.replica, lines_max=asked.lines, drain_s=drain_s)
+        except ExaServeError as error:
+            return _error(error.status, error.message, error.code, error.param)
+        if name != "logs":
+            client = request.client.host if request.client else ""
+            self._control.log.info("admin_change", what=name, node=node, replica=asked.replica or None, client=client)
+        if not result.ok:
+            return _error(409, f"{result.message}.", "verb_failed", "replica")
+        return _json({"node": node, "verb": name, "lines": result.lines})
+
+
+def _json(value: object, status: int = 200) -> Response:
+    return Response(msgspec.json.encode(value), status, media_type="application/json")
+
+
+def _error(status: int, message: str, code: str, param: str | None) -> Response:
+    return _json({"error": {"message": message, "type": "invalid_request_error", "param": param, "code": code}}, status)
