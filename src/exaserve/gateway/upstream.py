@@ -18,7 +18,8 @@ from httptools import HttpParserError, HttpParserUpgrade, HttpResponseParser
 
 from exaserve.domain.errors import ConnectFailed, ConnectionLost, InvalidResponse, ReplicaError
 from exaserve.gateway.answers import chunk, status_line
-from exaserve.gateway.heads import Heads, cutter, header, skeleton
+from exaserve.gateway.heads import Heads, header, skeleton
+from exaserve.gateway.reply import CODING_HEADER, LENGTH_HEADER, ChunkDecoder, kind_of, read_head
 from exaserve.gateway.usage import TAIL_BYTES
 
 __all__ = ["Endpoint", "Relay", "UpstreamConnection"]
@@ -35,25 +36,6 @@ _HOLD_BYTES_MAX = 65_536
 _HEAD_BYTES_MAX = 65_536
 _INTERIM_MAX = 8
 
-_DROP, _LENGTH, _CODING, _CONNECTION = 1, 2, 3, 4
-_KINDS = {
-    b"content-length": _LENGTH,
-    b"transfer-encoding": _CODING,
-    b"connection": _CONNECTION,
-    b"upgrade": _CONNECTION,
-}
-_KINDS |= dict.fromkeys(
-    (
-        b"keep-alive", b"proxy-connection", b"proxy-authenticate", b"te", b"trailer", b"x-request-id",
-        b"x-exaserve-replica",
-        b"access-control-allow-origin", b"access-control-allow-credentials", b"access-control-expose-headers",
-    ),
-    _DROP,
-)  # fmt: skip
-"""Hop-by-hop headers, and those that the gateway sets itself."""
-_SPELLINGS = _KINDS | {name.title(): kind for name, kind in _KINDS.items()}
-_cut = cutter(name.decode() for name in _KINDS).split
-_BODYLESS = frozenset({b"204", b"304"})
 _EVENT_STREAM = b"text/event-stream"
 
 
@@ -170,7 +152,7 @@ class UpstreamConnection(asyncio.Protocol):
         self.chunked = self.event_stream = self.clean = False
         self.complete = self._surplus = self._coding_unknown = self._odd = False
         self._buffer = self._held_head = self._pending = self._tail = b""
-        self._decoder: _ChunkDecoder | None = None
+        self._decoder: ChunkDecoder | None = None
 
     # ---- parser callbacks ---------------------------------------------------------------------------------------
     def on_message_begin(self) -> None:
@@ -180,12 +162,12 @@ class UpstreamConnection(asyncio.Protocol):
     def on_header(self, name: bytes, value: bytes) -> None:
         if self.status >= 200:
             return  # a trailer, which goes with the body as it is
-        kind = _SPELLINGS.get(name) or _KINDS.get(name.lower(), 0)
+        kind = kind_of(name)
         if kind == 0:
             self._lines += (b"\r\n", name, b": ", value)
-        elif kind == _LENGTH:
+        elif kind == LENGTH_HEADER:
             self.length = int(value)
-        elif kind == _CODING:
+        elif kind == CODING_HEADER:
             self.chunked = value.strip().lower() == b"chunked"
             self._coding_unknown = not self.chunked
 
@@ -278,7 +260,7 @@ class UpstreamConnection(asyncio.Protocol):
         if self.chunked:
             self.mode = (FIRST if self.event_stream else RAW) if http11 else DECODE
             if not http11:
-                self._decoder = _ChunkDecoder()
+                self._decoder = ChunkDecoder()
         elif self.length >= 0:
             self.mode = LENGTH
             self._remaining = self.length
@@ -377,7 +359,7 @@ class UpstreamConnection(asyncio.Protocol):
         heads = self._heads
         like = heads.seen.get(key)
         if like is None:
-            like = _read_head(data, end)
+            like = read_head(data, end)
             if like is None or not heads.whole(data):
                 return False
             heads.remember(key, like)
@@ -492,41 +474,6 @@ class UpstreamConnection(asyncio.Protocol):
         self.abort()
         if relay is not None:
             relay.lost(self, InvalidResponse(f"The replica's answer is not valid HTTP: {why}."))
-
-
-def _read_head(data: bytes, end: int) -> tuple[int, bytes] | None:
-    """Status and forwarded head of an answer of the usual kind, except what llhttp has to say of it."""
-    parts = _cut(data[:end])
-    lengths = 0
-    for at in range(1, len(parts), 3):
-        kind = _SPELLINGS.get(parts[at]) or _KINDS[parts[at].lower()]
-        if kind == _LENGTH:
-            lengths += 1
-        elif kind != _DROP:
-            return None
-    status = data[9:12]
-    if lengths != 1 or data[:9] != b"HTTP/1.1 " or not b"200" <= status <= b"599" or status in _BODYLESS:
-        return None
-    return int(status), b"".join(parts[::3])
-
-
-class _ChunkDecoder:
-    """Takes chunk framing off a body, for clients that know none."""
-
-    def __init__(self) -> None:
-        self._pieces: list[bytes] = []
-        self._parser = HttpResponseParser(self)
-        self._parser.feed_data(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n")
-
-    def on_body(self, data: bytes) -> None:
-        self._pieces.append(data)
-
-    def feed(self, data: bytes) -> bytes:
-        """Payload in ``data``, which another parser has found valid."""
-        self._parser.feed_data(data)
-        payload = b"".join(self._pieces)
-        self._pieces.clear()
-        return payload
 
 
 def _nowhere(_data: bytes) -> None:
