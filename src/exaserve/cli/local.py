@@ -19,9 +19,9 @@ from typing import Self
 
 import httpx
 
+from exaserve.agent.processes import Child, stop_all
 from exaserve.cli.addresses import check_addresses, shown_url
 from exaserve.cli.commands import EXASERVE, process_commands
-from exaserve.agent.processes import Child, stop_all
 from exaserve.config import Cluster, to_yaml
 from exaserve.domain.errors import ConfigError, ExaServeError
 from exaserve.domain.replica import ReplicaSpec
@@ -113,6 +113,9 @@ class LocalCluster:
                 "there are no replicas: give the cluster file a model, or replicas with URLs", param="replicas"
             )
         check_addresses(self.cluster)
+        if self.cluster.agents.enabled:
+            await self._start_with_agents(len(replicas))
+            return
         self._step(Step("starting replicas", 0, len(replicas)))
         for name, argv, env in process_commands(self.cluster):
             await self._launch(name, argv, env=env)
@@ -121,6 +124,32 @@ class LocalCluster:
         argv = [*EXASERVE, "gateway", "--config", self._gateway_config()]
         await self._launch("gateway", argv, pass_fds=() if self._memory_file is None else (self._memory_file,))
         await self._until_gateway_serves()
+
+    async def _start_with_agents(self, replicas: int) -> None:
+        """The gateway and one process with every node's agent, at the same time: neither waits for the other."""
+        config = self._gateway_config()
+        fds = () if self._memory_file is None else (self._memory_file,)
+        self._step(Step("starting the gateway and the nodes' agents", 0, replicas))
+        agents = [*EXASERVE, "agent", "--all-nodes", "--config", config]
+        await self._launch("agents", agents, pass_fds=fds)
+        await self._launch("gateway", [*EXASERVE, "gateway", "--config", config], pass_fds=fds)
+        null = all(pool.engine in ("null", "emulator") for pool in self.cluster.pools if pool.starts_replicas)
+        limit_s = EMULATOR_START_S if null else ENGINE_START_S
+        models = tuple({model: None for spec in self.cluster.replicas() for model in spec.models})
+        async with _client() as client:
+            what = f"gateway ({self.url})"
+            await self._until(lambda: self._agents_ready(client, replicas), what, limit_s)
+            await self._until(lambda: _completes(client, self.url, models), what, GATEWAY_START_S)
+
+    async def _agents_ready(self, client: httpx.AsyncClient, replicas: int) -> str:
+        """ "" once every replica may take requests, else how many may."""
+        try:
+            answer = await client.get(f"{self.admin_url}/nodes")
+            ready = int(answer.json()["ready"])
+        except (httpx.HTTPError, ValueError, KeyError) as error:
+            return str(error) or type(error).__name__
+        self._step(Step("waiting until every replica answers", ready, replicas))
+        return "" if ready >= replicas else f"{ready} of {replicas} replicas are ready"
 
     async def stop(self, grace_s: float = STOP_GRACE_S) -> None:
         """Ends every process, the gateway first so that it does not see its replicas die."""

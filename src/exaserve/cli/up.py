@@ -20,7 +20,7 @@ from exaserve.domain.errors import ConfigError
 if TYPE_CHECKING:
     from exaserve.cli.local import LocalCluster
 
-__all__ = ["built_in_cluster", "find_cluster", "up", "with_flags"]
+__all__ = ["built_in_cluster", "find_cluster", "up", "with_agents", "with_flags"]
 
 _DEFAULT_FILE = "cluster.yaml"
 
@@ -42,7 +42,7 @@ def up(
     from exaserve.cli.running import run_until_signal
 
     cluster, path = find_cluster(file)
-    changed = with_flags(cluster, port=port, policy=policy)
+    changed = with_agents(with_flags(cluster, port=port, policy=policy))
     same = path if changed == cluster else None
     run_until_signal(lambda hurry: _serve(changed, same, hurry, verbose=verbose))
 
@@ -63,6 +63,13 @@ def with_flags(cluster: Cluster, *, port: int | None = None, policy: str | None 
     if port is not None:
         cluster = msgspec.structs.replace(cluster, gateway=msgspec.structs.replace(cluster.gateway, port=port))
     return cluster
+
+
+def with_agents(cluster: Cluster) -> Cluster:
+    """Null engines live in their agents, so a cluster that has them has agents."""
+    if cluster.agents.enabled or not any(pool.engine == "null" for pool in cluster.pools):
+        return cluster
+    return msgspec.structs.replace(cluster, agents=msgspec.structs.replace(cluster.agents, enabled=True))
 
 
 def find_cluster(file: Path | None) -> tuple[Cluster, str | None]:
