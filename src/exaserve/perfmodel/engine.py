@@ -183,9 +183,8 @@ class Engine:
         self._kv_tokens += decoded
         finished: list[Request] = []
         first: list[Request] = []
-        due = self._finish_due.get(self._tick)
-        if due:
-            for request in list(due):
+        if self._tick in self._finish_due:
+            for request in list(self._finish_due[self._tick]):
                 self._finish(request, now)
                 finished.append(request)
         prefilled = 0
@@ -364,30 +363,40 @@ class Engine:
 
     def _leave(self, request: Request) -> None:
         """Takes a running request out of the batch and frees its blocks; its state is the caller's to set."""
-        if request.state is State.DECODE:
+        if request.finish_tick >= 0:
             generated = self._tick - request.base_tick
             request.emitted += generated
             request.computed = request.target + generated
             self._kv_tokens -= request.computed
-            if request.plain_from >= 0:
-                request.private += self._plain_blocks(request)
-                self._phases[request.plain_from % self.block_size] -= 1
+            grown_from, size = request.plain_from, self.block_size
+            if grown_from >= 0:
+                since = self._grown - grown_from
+                if since >= 0:
+                    request.private += since // size + 1
+                self._phases[grown_from % size] -= 1
                 request.plain_from = -1
             else:
-                blocks, rest = divmod(request.computed, self.block_size)
+                blocks, rest = divmod(request.computed, size)
                 if not rest:
                     self._publish(request, blocks - 1, blocks)
                 self._drop(self._alloc_due, request.alloc_tick, request)
                 request.alloc_tick = -1
             del self.decoding[request]
-            self._drop(self._finish_due, request.finish_tick, request)
+            day = self._finish_due[request.finish_tick]
+            del day[request]
+            if not day:
+                del self._finish_due[request.finish_tick]
             request.finish_tick = -1
+        elif request.state is State.DECODE:
+            del self.decoding[request]
+            self._kv_tokens -= request.target
         else:
             del self._prefilling[request]
         del self.running[request]
         self.pool.give(request.private, request.held)
         request.private = 0
-        request.held = []
+        if request.held:
+            request.held = []
 
     def _finish(self, request: Request, now: float) -> None:
         self._leave(request)

@@ -19,9 +19,11 @@ from collections.abc import Iterator
 
 from exaserve.perfmodel import EngineProfile
 from exaserve.perfmodel.engine import Engine
-from exaserve.perfmodel.sequence import StepResult
+from exaserve.perfmodel.sequence import State, StepResult
 
 __all__ = ["RunEngine"]
+
+_PREFILL = State.PREFILL
 
 
 class RunEngine(Engine):
@@ -43,20 +45,79 @@ class RunEngine(Engine):
 
     def begin_run(self, now: float) -> float | None:
         """As :meth:`begin_step`, but where only decoding goes on, for all the steps up to the next change."""
-        end = self.begin_step(now)
-        if end is None:
+        assert not self.busy, "begin_run before the last step's end_step"
+        waiting = self.waiting
+        if waiting or self._prefilling:
+            if len(waiting) == 1 and not self._prefilling and self._admit_plain(now):
+                self._steps, self._from = 1, now
+                return now + self._step_s
+            end = self.begin_step(now)
+            if end is None:
+                return None
+            self._steps, self._from = 1, now
+            return end if self._plan else self._lengthen(end)
+        count = len(self.decoding)
+        if not count:
             return None
+        tick, pool = self._tick, self.pool
+        blocks = self._phases[tick % self.block_size]
+        if self._alloc_due or blocks > pool.blank:
+            end = self.begin_step(now)
+            self._steps, self._from = 1, now
+            return None if end is None else self._lengthen(end)
+        pool.blank -= blocks
+        pool.private += blocks
+        self._grown = tick
+        self.busy = True
         self._steps, self._from = 1, now
-        if not self._plan:
-            steps = min(self._finish_due) - self._tick
-            if self._alloc_due:
-                steps = min(steps, min(self._alloc_due) - self._tick)
-            if steps > 1 and len(self.decoding) * (steps // self.block_size + 1) <= self.pool.free:
-                self._steps = steps
-                per_token_s = self.profile.decode_per_kv_token_s * self.slow / self.speed
-                self._growth_s = per_token_s * len(self.decoding)
-                return self._end_of(steps)
-        return end
+        self._step_s = step_s = self.profile.step_s(0, count, self._kv_tokens) * self.slow / self.speed
+        return self._lengthen(now + step_s)
+
+    def _lengthen(self, end: float) -> float:
+        """Makes a pure decode step, which began just now and ends at ``end``, as long a run as it can be."""
+        steps = min(self._finish_due, default=0) - self._tick
+        if self._alloc_due:
+            steps = min(steps, min(self._alloc_due) - self._tick)
+        count = len(self.decoding)
+        if steps <= 1 or count * (steps // self.block_size + 1) > self.pool.free:
+            return end
+        self._steps = steps
+        self._growth_s = growth_s = self.profile.decode_per_kv_token_s * self.slow / self.speed * count
+        return self._from + steps * self._step_s + growth_s * (0.5 * steps * (steps - 1))
+
+    def _admit_plain(self, now: float) -> bool:
+        """Begins a step for the usual case: one new prompt that fits it whole and shares no blocks. False: not so."""
+        request, profile, pool = self.waiting[0], self.profile, self.pool
+        tokens, size, count = request.target, self.block_size, len(self.decoding)
+        need = -(-tokens // size)
+        tick = self._tick
+        blocks = self._phases[tick % size]
+        if (
+            request.hashes
+            or self._alloc_due
+            or tokens > profile.token_budget - count
+            or count >= profile.max_num_seqs
+            or pool.blank < blocks + need + self.watermark_blocks
+        ):
+            return False
+        self.waiting.popleft()
+        pool.blank -= blocks + need
+        pool.private += blocks + need
+        self._grown = tick
+        request.computed = 0
+        request.private = need
+        request.state = _PREFILL
+        if request.scheduled_at < 0.0:
+            request.scheduled_at = now
+            if pool.caching:
+                self.prefix_queries_total += tokens
+        self.running[request] = None
+        self._prefilling[request] = None
+        self._plan.append((request, tokens))
+        pairs = tokens * (tokens >> 1)
+        self._step_s = profile.step_s(tokens, count, self._kv_tokens, pairs) * self.slow / self.speed
+        self.busy = True
+        return True
 
     def cut_run(self, now: float) -> float:
         """Shortens the run under way to the end of the step that is under way at ``now``, and returns that."""
