@@ -141,7 +141,7 @@ class Chaos:
             "freeze": {"freeze": True},
             "reset_before": {"reset": "before"},
             "reset_after": {"reset": "after"},
-            "errors": {"error_rate": 1.0, "error_status": 503},
+            "errors": {"error_rate": 1.0, "error_status": 500},
             "cut": {"cut_after": 3},
             "refuse": {"refuse": True},
         }[deed]  # type: ignore[assignment]

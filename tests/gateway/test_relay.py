@@ -431,9 +431,18 @@ def test_statuses_that_another_replica_may_not_have(status: str) -> None:
     bench2.settled()
 
 
-@pytest.mark.parametrize(
-    ("status", "bad"), [("400 Bad Request", 0), ("404 Not Found", 0), ("422 X", 0), ("500 Internal", 1)]
-)
+def test_an_engines_500_is_tried_elsewhere_once() -> None:
+    bench = Bench(3)
+    client = ask(bench)
+    bench.answer(plain(b'{"error":1}', "500 Internal"))
+    bench.answer(plain(b'{"error":2}', "500 Internal"))
+    (answer,) = read_answers(client.take())
+    assert (answer.status, answer.body) == (500, b'{"error":2}')
+    assert len(bench.health.bad) == 2
+    bench.settled()
+
+
+@pytest.mark.parametrize(("status", "bad"), [("400 Bad Request", 0), ("404 Not Found", 0), ("422 X", 0)])
 def test_statuses_that_are_passed_on(status: str, bad: int) -> None:
     bench = Bench(2)
     client = ask(bench)

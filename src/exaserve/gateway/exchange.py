@@ -14,7 +14,7 @@ body byte for that reason, since engines send heads of streams before they have 
 
 Retried elsewhere: connections refused or lost, time-outs, invalid answers, and the statuses 502, 503, 504 and 429 (one
 replica's full queue is not the cluster's). Where nobody else can take it the replica's own answer is passed on. 500 is
-passed on at once: most engines say it of requests that fail everywhere.
+tried elsewhere once: a failing engine says it of every request, and a request that fails everywhere fails the second time.
 """
 
 from __future__ import annotations
@@ -235,7 +235,7 @@ class Exchange:
             core.health.succeeded(placement.replica_id, now)
         else:
             core.health.failed(placement.replica_id, FailureKind.STATUS_5XX, now)
-        if status in _ELSEWHERE and self._elsewhere(now):
+        if (status in _ELSEWHERE or (status == 500 and self._attempts == 1)) and self._elsewhere(now):
             return
         self._status = status
         request = self.request
