@@ -68,6 +68,31 @@ def test_content_events_stand_in_for_a_missing_usage():
     assert EventReader().content_events() == 0
 
 
+def test_closing_events_that_come_one_by_one_are_no_tokens():
+    reader = EventReader()
+    for item in EVENTS:
+        reader.feed(item + b"\n\n")
+    assert reader.finish() == (True, False, 17)
+    assert reader.content_events() == 3
+
+
+def test_comments_between_tokens_are_no_events():
+    reader = EventReader()
+    reader.feed(EVENTS[2] + b"\n\n")
+    reader.feed(b": ping\n\n")
+    reader.feed(EVENTS[2] + b"\n\n: ping\n\n" + EVENTS[2] + b"\n\n")
+    assert reader.token_events == 3
+
+
+def test_usage_says_what_came_from_the_cache():
+    reader = EventReader()
+    reader.feed(
+        b'data: {"choices":[],"usage":{"prompt_tokens":30,"completion_tokens":7,'
+        b'"prompt_tokens_details":{"cached_tokens":16}}}\n\n'
+    )
+    assert reader.usage() == (30, 7, 16)
+
+
 def test_error_events_are_seen_and_words_about_errors_are_not():
     for text in (b'data: {"error":{"message":"x"}}\n\n', b'event: error\ndata: {"type":"error"}\n\n'):
         reader = EventReader()

@@ -144,6 +144,7 @@ class LoadClient:
             lag_p99_s=percentile(lags, 0.99) if lags else 0.0,
             cpu_share=cpu_share,
             waited=self._waited,
+            started_at=self._started_at,
         )
 
     async def _wait(self) -> None:

@@ -60,15 +60,15 @@ class EventReader:
         before_token: events before the first one with content.
     """
 
-    __slots__ = ("_last", "_pending", "_previous", "before_token", "events", "has_token")
+    __slots__ = ("_pending", "_pieces", "before_token", "events", "has_token")
 
     def __init__(self) -> None:
         self.events = 0
         self.has_token = False
         self.before_token = 0
         self._pending = b""
-        self._last = b""
-        self._previous = b""
+        # A server may send each closing event (finish, usage, [DONE]) as a piece of its own, after the last token.
+        self._pieces = (b"", b"", b"", b"")
 
     def feed(self, piece: bytes) -> bool:
         """Take the next bytes of the body. True exactly once: where the first token is in them."""
@@ -89,8 +89,8 @@ class EventReader:
                 return False
             self._pending = piece[end:][-_PENDING_MAX:]
             piece = piece[:end]
-        self._previous = self._last
-        self._last = piece
+        pieces = self._pieces
+        self._pieces = (pieces[1], pieces[2], pieces[3], piece)
         if self.has_token:
             self.events += piece.count(b"\n\n")
             if piece.startswith(b":") or b"\n\n:" in piece:
@@ -112,7 +112,7 @@ class EventReader:
         return self.has_token
 
     def _tail(self) -> bytes:
-        return self._previous + self._last + self._pending
+        return b"".join(self._pieces) + self._pending
 
     def usage(self) -> UsageSeen:
         """Token counts by the server's usage, from the end of the stream."""

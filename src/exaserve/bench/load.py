@@ -88,6 +88,7 @@ class LoadResult:
         lag_mean_s: mean of the same over the run.
         late_max_s: longest that a request was sent after it was due, waiting for a free slot included.
         lag_p99_s: 99th percentile of the event loop's lateness, sampled every 20 ms.
+        started_at: ``time.monotonic()`` of instant 0, to compare with what else was logged on this machine.
         waited: requests that waited for one of ``inflight_max`` connections.
         cpu_share: processor time of this process over the time that passed; near 1 the client was at its end.
     """
@@ -100,3 +101,4 @@ class LoadResult:
     lag_p99_s: float = 0.0
     cpu_share: float = 0.0
     waited: int = 0
+    started_at: float = 0.0

@@ -75,7 +75,8 @@ class Outcome:
 def client_problems(result: LoadResult, summary: Summary) -> list[str]:
     """Why the client's own figures cannot be trusted. A client that is late adds its lateness to every latency."""
     problems = []
-    ttft = summary.all.ttft
+    # From the sent time: what the client's lateness has added to the other latency must not excuse it.
+    ttft = summary.all.ttft_sent
     p99_allowed = max(LAG_P99_S, LAG_P99_SHARE * (0.0 if math.isnan(ttft.p50) else ttft.p50))
     max_allowed = max(LAG_MAX_S, LAG_MAX_SHARE * (0.0 if math.isnan(ttft.p99) else ttft.p99))
     if result.lag_p99_s > p99_allowed:
@@ -139,6 +140,7 @@ def document(outcome: Outcome) -> dict[str, Any]:
             "late_max_s": client.late_max_s,
             "cpu_share": client.cpu_share,
             "waited": client.waited,
+            "started_at": client.started_at,
         },
         "telemetry": outcome.telemetry.as_dict(),
         "steps": [step.as_dict() for step in outcome.steps],

@@ -11,6 +11,7 @@ import contextlib
 import dataclasses
 import gc
 import multiprocessing
+import os
 import time
 from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection as Pipe
@@ -105,6 +106,13 @@ def _stopping(stop: asyncio.Event | None, call: Callable[[], None]) -> Any:
             waiter.cancel()
 
 
+def _watch(loop: asyncio.AbstractEventLoop, pipe: Pipe, call: Callable[..., None], *args: object) -> None:
+    """Calls back when a message has begun to come."""
+    loop.add_reader(pipe.fileno(), call, *args)
+    # libuv makes what it polls non-blocking; a message is read and written whole.
+    os.set_blocking(pipe.fileno(), True)
+
+
 class _Crew:
     """The processes of one run, seen from the one that started them."""
 
@@ -138,7 +146,7 @@ class _Crew:
         try:
             await self._start()
             for i, pipe in enumerate(self.pipes):
-                loop.add_reader(pipe.fileno(), self._read, i)
+                _watch(loop, pipe, self._read, i)
             with _stopping(stop, lambda: self._tell("stop")):
                 await self.over.wait()
         finally:
@@ -235,6 +243,7 @@ class _Crew:
             lag_p99_s=max(r.lag_p99_s for r in results),
             cpu_share=max(r.cpu_share for r in results),
             waited=sum(r.waited for r in results),
+            started_at=min(r.started_at for r in results),
         )
 
 
@@ -295,7 +304,7 @@ async def _drive(pipe: Pipe, config: LoadConfig, plan: Plan) -> LoadResult:
             loop.remove_reader(pipe.fileno())
             client.stop()
 
-    loop.add_reader(pipe.fileno(), told)
+    _watch(loop, pipe, told)
     try:
         return await client.run()
     finally:
