@@ -108,7 +108,7 @@ def _reported(state: ReplicaState, head: str, now: float, families: tuple[Family
     report = state.last_report
     if report is None:
         return
-    age.add(now - report.taken_at, head)
+    age.add(now - state.reported_at, head)
     if not state.report_fresh:
         return
     if report.running is not None:

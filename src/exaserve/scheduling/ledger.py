@@ -16,7 +16,6 @@ where they tell us (:mod:`exaserve.scheduling.peers`): then it is charged like o
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 
 from exaserve.domain.replica import ReplicaSpec, Report
 from exaserve.domain.request import Outcome
@@ -52,6 +51,7 @@ class ReplicaState:
         failure_cost_s: added while the replica has failed recently, seconds.
         away_s: added while the replica is another gateway's home, seconds (X2).
         lean: this gateway's own leaning, 0..1 by chance, for when others are seen that do not tell their work.
+        reported_at / reported_seq: until when the last report's figures are known to hold, and its newest number.
         extra_s: what does not depend on the request: ``decode_s x penalty + failure_cost_s + away_s``.
         room: whether depth and KV use let it take anything now (E2).
         need_free: largest ``prompt + output`` in tokens that raises no question of memory, context or a special term;
@@ -108,6 +108,8 @@ class ReplicaState:
         "ramp",
         "removed",
         "report_fresh",
+        "reported_at",
+        "reported_seq",
         "room",
         "running",
         "spec",
@@ -154,6 +156,7 @@ class ReplicaState:
         self.placed_since = 0
         self.progressed_since = 0
         self.last_report: Report | None = None
+        self.reported_seq, self.reported_at = -1, -math.inf
         self.report_fresh = False
         self.waiting_reported = -1
         self.kv_reported = -math.inf
@@ -322,10 +325,11 @@ class ReplicaState:
 
         Credit is only for work newer than the report: what was placed before it is in its figures already.
         """
-        last = self.last_report
-        if last is not None and (report.seq <= last.seq or report.taken_at < last.taken_at):
+        if report.seq <= self.reported_seq or report.taken_at < self.reported_at:
             return False
         self.last_report = report
+        self.reported_seq = report.seq
+        self.reported_at = report.taken_at
         self.report_fresh = True
         self.waiting_reported = -1 if report.waiting is None else report.waiting
         newer = newer_kv = 0
@@ -351,31 +355,27 @@ class ReplicaState:
         return True
 
     def confirm(self, seq: int, taken_at: float) -> bool:
-        """The last report holds at a later time. False where that moves more than its age: then report it in full."""
-        report = self.last_report
-        if (
-            report is None
-            or not self.report_fresh
-            or self.inflight
-            or self.told
-            or self.foreign_waiting
-            or self.placed_since
-            or self.progressed_since
-        ):
+        """The last report's figures hold at ``taken_at`` too. False where that moves more than their age.
+
+        It does where the ledger has moved since, or where the report is not believed: then it is to be taken in full.
+        """
+        if not self.report_fresh or self.placed_since or self.progressed_since or self.kv_delta:
             return False
-        if seq > report.seq and taken_at > report.taken_at:
-            self.last_report = replace(report, seq=seq, taken_at=taken_at)
+        if seq > self.reported_seq and taken_at > self.reported_at:
+            self.reported_seq = seq
+            self.reported_at = taken_at
+            self._set_rate()
         return True
 
     def expire_report(self, now: float) -> None:
         """Stop believing a report that is too old: the ledger alone judges from here on."""
-        report = self.last_report
-        if self.report_fresh and report is not None and now - report.taken_at > self.config.report_stale_s:
+        if self.report_fresh and now - self.reported_at > self.config.report_stale_s:
             self._disbelieve()
 
     def forget_report(self) -> None:
         """The engine restarted: neither its report nor its counters mean anything now."""
         self.last_report = None
+        self.reported_seq, self.reported_at = -1, -math.inf
         self._disbelieve()
 
     def _disbelieve(self) -> None:
@@ -388,7 +388,7 @@ class ReplicaState:
 
     def report_age(self, now: float) -> float | None:
         """Seconds since the report's figures were true, None without one."""
-        return None if self.last_report is None else now - self.last_report.taken_at
+        return None if self.last_report is None else now - self.reported_at
 
     def _set_kv_max(self) -> None:
         reported = self.last_report.kv_tokens_max if self.last_report else None
@@ -434,7 +434,7 @@ class ReplicaState:
             own -= min(now - self.drain_at, self.head_s)
         foreign = self.foreign_s
         if foreign and self.last_report is not None:
-            foreign = max(0.0, foreign - (now - self.last_report.taken_at))
+            foreign = max(0.0, foreign - (now - self.reported_at))
         return max(own, 0.0) + foreign
 
     def validate(self) -> None:

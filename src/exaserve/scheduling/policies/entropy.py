@@ -91,7 +91,7 @@ class Entropy:
                 drained, head = now - state.drain_at, state.head_s
                 work += queued - (drained if drained < head else head)  # noqa: FURB136  # min() is a call per replica
             if state.foreign_s:
-                work += max(0.0, state.foreign_s - (now - state.last_report.taken_at))  # type: ignore[union-attr]  # foreign work comes from a report
+                work += max(0.0, state.foreign_s - (now - state.reported_at))
             work = work * state.penalty + state.extra_s
             if need > state.need_free:
                 if not fits(state, facts):
