@@ -63,3 +63,18 @@ def test_error_of_ours_becomes_one_message(
     assert exit_.value.code == code
     if not isinstance(error, KeyboardInterrupt):
         assert capsys.readouterr().err == f"error: {error}\n"
+
+
+def test_help_shows_what_stands_in_brackets_and_wraps_paragraphs(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        cli.main(["gateway", "--help"])
+    shown = " ".join(capsys.readouterr().out.replace("│", " ").split())
+    assert "[entropy]" in shown
+    assert "SIGHUP reads --config again." in shown
+
+
+def test_help_keeps_columns_in_docstrings(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        cli.main(["bench", "--help"])
+    lines = capsys.readouterr().out.splitlines()
+    assert any(line.strip().startswith("bench report") for line in lines)

@@ -234,3 +234,21 @@ def test_the_file_limit_bounds_connections_and_is_told():
     settings = fit_to_file_limit(GatewaySettings(), 48, EventLog(lines.append))
     assert 16 <= settings.limits.connections_max <= GatewaySettings().limits.connections_max
     assert "event=file_limit" in lines[0]
+
+
+async def test_engines_key_is_for_probes_and_telemetry_and_clients_keep_theirs():
+    async with FakeEngine() as engine:
+        gateway = Gateway(cluster_of(engine), log=null_log(), engine_api_key="sk-engines")
+        await gateway.start()
+        try:
+            await until(lambda: gateway.scheduler.ready_models() and engine.asked["/metrics"])
+            assert all(b"\r\nAuthorization: Bearer sk-engines\r\n" in head for head in engine.heads)
+            engine.heads.clear()
+            async with client_of(gateway) as client:
+                await client.post("/v1/completions", json=ASK, headers={"authorization": "Bearer sk-client"})
+                await client.post("/v1/completions", json=ASK)
+            heads = [head.lower() for head in engine.heads if b"x-request-id" in head.lower()]
+            assert [b"sk-client" in head for head in heads] == [True, False]
+            assert not any(b"sk-engines" in head for head in heads)
+        finally:
+            await gateway.stop(0.0)

@@ -22,11 +22,13 @@ CONFIG = HealthConfig(probe_interval_s=0.1, probe_timeout_s=0.3, probe_limit_s=0
 
 
 class Probed:
-    def __init__(self, *engines: FakeEngine, models: tuple[str, ...] = (), engine: str = "auto") -> None:
+    def __init__(
+        self, *engines: FakeEngine, models: tuple[str, ...] = (), engine: str = "auto", api_key: str = ""
+    ) -> None:
         self.scheduler = Scheduler(SchedulerConfig(), Random(0))
         self.health = HealthBook(CONFIG, lambda r, up, why, share: self.scheduler.set_health(r, up, why, share or 1.0))
         self.changes = 0
-        self.probes = Probes(self.scheduler, self.health, null_log(), self._changed)
+        self.probes = Probes(self.scheduler, self.health, null_log(), self._changed, api_key=api_key)
         for index, one in enumerate(engines):
             spec = ReplicaSpec(ReplicaId(f"r{index}"), one.url, models=models, engine=engine)
             now = time.monotonic()
@@ -174,3 +176,22 @@ async def test_stopping_ends_probes_under_way_without_a_verdict():
         assert probed.state() == "healthy"
         await asyncio.sleep(0.05)
         assert engine.open == 0
+
+
+async def test_engines_key_goes_with_every_probe():
+    async with FakeEngine() as engine:
+        probed = Probed(engine, api_key="sk-secret")
+        await probed.until(lambda: probed.state() == "healthy")
+        assert engine.heads
+        assert all(b"\r\nAuthorization: Bearer sk-secret\r\n" in head for head in engine.heads)
+        await probed.probes.stop()
+
+
+async def test_refused_key_says_what_to_do():
+    async with FakeEngine() as engine:
+        engine.answers["/v1/models"] = (401, b'{"error":"Unauthorized"}')
+        probed = Probed(engine)
+        await probed.until(lambda: engine.asked["/v1/models"] >= 2)
+        await probed.until(lambda: "--engine-api-key-file" in probed.health.view(R).reason)
+        assert not any(b"Authorization" in head for head in engine.heads)
+        await probed.probes.stop()

@@ -60,6 +60,9 @@ def gateway(
     peer_token_file: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Secret that peers share; needed beyond loopback.")
     ] = None,
+    engine_api_key_file: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="API key of the engines, for probes and telemetry.")
+    ] = None,
     reuse_port: Annotated[
         bool, typer.Option("--reuse-port", help="Let several gateways on this machine share the port.")
     ] = False,
@@ -75,29 +78,31 @@ def gateway(
     if config is None and not replica and (named := read_environment().config):
         config = Path(named)
     flags: dict[str, Any] = {"host": host, "port": port, "admin_host": admin_host, "admin_port": admin_port}
+    flags["engine_api_key_file"] = None if engine_api_key_file is None else str(engine_api_key_file)
     flags |= _peer_flags(name, peer, peer_listen, peer_token_file)
 
     def load() -> Cluster:
         return _cluster(config, replica or [], policy, flags)
 
     cluster = load()
-    token = None if admin_token_file is None else read_secret(admin_token_file, "--admin-token-file")
-    named_file = cluster.gateway.peer_token_file
-    param = "gateway.peer_token_file" if peer_token_file is None else "--peer-token-file"
-    peer_token = read_secret(named_file, param) if named_file else None
-    agent_file = cluster.agents.token_file
-    agent_token = read_secret(agent_file, "agents.token_file") if agent_file and cluster.agents.enabled else None
-    _run(
-        cluster,
-        load if config is not None else None,
-        {
-            "admin_token": token,
-            "peer_token": peer_token,
-            "agent_token": agent_token,
-            "reuse_port": reuse_port,
-        },
-        log_level,
-    )
+    secrets = _secrets(cluster, admin_token_file, flags)
+    _run(cluster, load if config is not None else None, {**secrets, "reuse_port": reuse_port}, log_level)
+
+
+def _secrets(cluster: Cluster, admin_token_file: Path | None, flags: dict[str, Any]) -> dict[str, Any]:
+    """What stands in files of its own. ConfigError names the flag or the key that named an unusable one."""
+
+    def param(key: str) -> str:
+        return f"gateway.{key}" if flags.get(key) is None else f"--{key.replace('_', '-')}"
+
+    settings, agents = cluster.gateway, cluster.agents
+    peer, key, agent = settings.peer_token_file, settings.engine_api_key_file, agents.token_file
+    return {
+        "admin_token": None if admin_token_file is None else read_secret(admin_token_file, "--admin-token-file"),
+        "peer_token": read_secret(peer, param("peer_token_file")) if peer else None,
+        "agent_token": read_secret(agent, "agents.token_file") if agent and agents.enabled else None,
+        "engine_api_key": read_secret(key, param("engine_api_key_file"), characters_min=1) if key else "",
+    }
 
 
 def _peer_flags(

@@ -22,7 +22,7 @@ import httpx
 from exaserve.agent.processes import Child, stop_all
 from exaserve.cli.addresses import check_addresses, shown_url
 from exaserve.cli.commands import EXASERVE, process_commands
-from exaserve.config import Cluster, to_yaml
+from exaserve.config import Cluster, read_secret, to_yaml
 from exaserve.domain.errors import ConfigError, ExaServeError
 from exaserve.domain.replica import ReplicaSpec
 
@@ -136,7 +136,7 @@ class LocalCluster:
         null = all(pool.engine in ("null", "emulator") for pool in self.cluster.pools if pool.starts_replicas)
         limit_s = EMULATOR_START_S if null else ENGINE_START_S
         models = tuple({model: None for spec in self.cluster.replicas() for model in spec.models})
-        async with _client() as client:
+        async with self._client() as client:
             what = f"gateway ({self.url})"
             await self._until(lambda: self._agents_ready(client, replicas), what, limit_s)
             await self._until(lambda: _completes(client, self.url, models), what, GATEWAY_START_S)
@@ -218,7 +218,7 @@ class LocalCluster:
             self._step(Step("waiting until every replica answers", answered, len(replicas)))
 
         try:
-            async with _client() as client, asyncio.TaskGroup() as group:
+            async with self._client() as client, asyncio.TaskGroup() as group:
                 for spec in replicas:
                     group.create_task(until_answers(spec, client))
         except BaseExceptionGroup as failed:
@@ -227,10 +227,21 @@ class LocalCluster:
     async def _until_gateway_serves(self) -> None:
         """A completion passes through it, and it has seen every replica healthy by its own probes."""
         models = tuple({model: None for spec in self.cluster.replicas() for model in spec.models})
-        async with _client() as client:
+        async with self._client() as client:
             what = f"gateway ({self.url})"
             await self._until(lambda: _completes(client, self.url, models), what, GATEWAY_START_S)
             await self._until(lambda: _all_available(client, self.admin_url), what, GATEWAY_START_S)
+
+    def _client(self) -> httpx.AsyncClient:
+        file = self.cluster.gateway.engine_api_key_file
+        key = read_secret(file, "gateway.engine_api_key_file", characters_min=1) if file else ""
+        # trust_env=False: a proxy of the environment must not stand between us and our own loopback.
+        return httpx.AsyncClient(
+            timeout=_PROBE_TIMEOUT_S,
+            trust_env=False,
+            limits=httpx.Limits(max_connections=None),
+            headers={"Authorization": f"Bearer {key}"} if key else {},
+        )
 
     async def _until(
         self, check: Callable[[], Awaitable[str]], what: str, limit_s: float, at_once: asyncio.Semaphore | None = None
@@ -255,11 +266,6 @@ class LocalCluster:
 def _last_words(child: Child) -> str:
     words = "\n  ".join(list(child.tail)[-8:])
     return f"{child.name} {child.describe_end()}" + (f"; its last lines:\n  {words}" if words else "")
-
-
-def _client() -> httpx.AsyncClient:
-    # trust_env=False: a proxy of the environment must not stand between us and our own loopback.
-    return httpx.AsyncClient(timeout=_PROBE_TIMEOUT_S, trust_env=False, limits=httpx.Limits(max_connections=None))
 
 
 async def _completes(client: httpx.AsyncClient, url: str, models: Sequence[str]) -> str:

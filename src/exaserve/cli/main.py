@@ -14,6 +14,7 @@ are printed as one message, never as a traceback.
 from __future__ import annotations
 
 import importlib
+import re
 import sys
 from typing import Annotated, Any, NamedTuple
 
@@ -73,10 +74,28 @@ def _load(name: str) -> Any:
     if hasattr(module, "group"):
         command = typer.main.get_group(module.group())
         command.name = name
-        return command
+        return _tidy(command)
     single = typer.Typer(add_completion=False)
     single.command(name)(getattr(module, name))
-    return typer.main.get_command(single)
+    return _tidy(typer.main.get_command(single))
+
+
+def _tidy(command: Any) -> Any:
+    """Help as it was meant: docstrings wrapped at the terminal's width (paragraphs with columns, told by two spaces, stay
+    as they are), and ``[entropy]`` not taken for markup."""
+    if command.help:
+        paragraphs = command.help.split("\n\n")
+        command.help = _plain("\n\n".join(each if "  " in each else " ".join(each.split()) for each in paragraphs))
+    for param in command.params:
+        if getattr(param, "help", None):
+            param.help = _plain(param.help)
+    for each in getattr(command, "commands", {}).values():
+        _tidy(each)
+    return command
+
+
+def _plain(text: str) -> str:
+    return re.sub(r"\[(?=[a-z#/@])", r"\\[", text)
 
 
 def _summary_only() -> None:

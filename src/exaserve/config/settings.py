@@ -91,6 +91,9 @@ class GatewaySettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     """``host:port`` where peers connect; not needed where every peer listens."""
     peer_token_file: str = ""
     """File with the secret that peers share; needed unless all addresses are loopback."""
+    engine_api_key_file: str = ""
+    """File with the key that engines were started with (vLLM's ``--api-key``), for probes and telemetry. Clients' own
+    ``Authorization`` passes through untouched."""
     log_requests: bool = False
 
 

@@ -105,7 +105,8 @@ async def _listen(opening: Any, host: str, port: int) -> Any:
     except OSError as error:
         if error.errno == errno.EADDRINUSE:
             raise ConfigError(f"Port {port} on {host} is in use. Choose another with --port.", param="port") from None
-        raise ConfigError(f"Cannot listen on {host}:{port}: {error.strerror or error}.", param="host") from None
+        why = os.strerror(error.errno) if error.errno else str(error)  # asyncio wraps the system's words in its own
+        raise ConfigError(f"Cannot listen on {host}:{port}: {why}.", param="host") from None
 
 
 async def serve(

@@ -48,13 +48,22 @@ class Fetcher:
         url: ``http://host:port``.
         clock: monotonic seconds.
         keep_alive: whether the connection is kept after an answer.
+        api_key: sent as bearer token, "" for none.
     """
 
-    def __init__(self, url: str, *, clock: Callable[[], float] = time.monotonic, keep_alive: bool = True) -> None:
+    def __init__(
+        self,
+        url: str,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        keep_alive: bool = True,
+        api_key: str = "",
+    ) -> None:
         parts = urlsplit(url)
         self._host = parts.hostname or ""
         self._port = parts.port or 80
         self._authority = parts.netloc.encode("ascii")
+        self._bearer = f"Authorization: Bearer {api_key}\r\n".encode("ascii") if api_key else b""
         self._clock = clock
         self._keep_alive = keep_alive
         self._connection: _Connection | None = None
@@ -77,6 +86,7 @@ class Fetcher:
         assert self._done is None, "one request at a time"
         loop = asyncio.get_running_loop()
         head = f"{method} {path} HTTP/1.1\r\nHost: ".encode() + self._authority + b"\r\nAccept: */*\r\n"
+        head += self._bearer
         if body:
             head += b"Content-Type: application/json\r\nContent-Length: %d\r\n" % len(body)
         if not self._keep_alive:
@@ -240,10 +250,11 @@ async def fetch(
     *,
     timeout_s: float,
     body: bytes = b"",
+    api_key: str = "",
     clock: Callable[[], float] = time.monotonic,
 ) -> Fetched:
     """One request on a connection of its own. Never raises for what the other side does."""
-    fetcher = Fetcher(url, clock=clock, keep_alive=False)
+    fetcher = Fetcher(url, clock=clock, keep_alive=False, api_key=api_key)
     future: asyncio.Future[Fetched] = asyncio.get_running_loop().create_future()
 
     def done(result: Fetched) -> None:

@@ -30,4 +30,5 @@ def reason_of(status: int | None, body: bytes) -> str:
     """The engine's own words where it refused, shortened; "" where it did not."""
     if status is None or status < 400:
         return ""
-    return " ".join(body[:200].decode("utf-8", "replace").split())
+    said = " ".join(body[:200].decode("utf-8", "replace").split())
+    return f"{said} (does the engine want a key? see --engine-api-key-file)" if status in (401, 403) else said

@@ -9,11 +9,12 @@ import resource
 import signal
 import time
 from collections.abc import Callable
+from pathlib import Path
 from random import Random
 
 import msgspec
 
-from exaserve.config import Cluster, GatewaySettings, diff
+from exaserve.config import Cluster, GatewaySettings, diff, read_environment
 from exaserve.domain.errors import ConfigError
 from exaserve.domain.replica import ReplicaId, ReplicaSpec
 from exaserve.gateway.admin import AdminServer
@@ -23,6 +24,7 @@ from exaserve.gateway.gauges import ReplicaGauges
 from exaserve.gateway.inside import agents_of
 from exaserve.gateway.peering import Peering
 from exaserve.gateway.probes import Probes
+from exaserve.gateway.registries import Registries, sources_of, watch_file
 from exaserve.gateway.telemetry import Telemetry
 from exaserve.gateway.telling import Outbox, TellingScheduler
 from exaserve.health import HealthBook
@@ -48,6 +50,7 @@ class Gateway:
         admin_token: what the admin API asks for as a bearer token; None asks for none, on loopback only.
         agent_token: the secret that this gateway and node agents share; None for none, on loopback only.
         peer_token: the secret that gateways share; None for none, on loopback only.
+        engine_api_key: what the engines want from probes and telemetry, "" for none.
         reuse_port: whether several gateways of this machine share the port.
         clock: monotonic seconds; one clock for everything.
     """
@@ -61,6 +64,7 @@ class Gateway:
         admin_token: str | None = None,
         peer_token: str | None = None,
         agent_token: str | None = None,
+        engine_api_key: str = "",
         reuse_port: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -78,12 +82,19 @@ class Gateway:
         self.health = HealthBook(cluster.health, self._health_changed)
         self.metrics = GatewayMetrics()
         self.core = Core(settings, self.scheduler, self.admission, self.health, self.metrics, clock=clock)
-        self.telemetry = Telemetry(cluster.telemetry, self.scheduler, self.health, log, self.core.wake, clock)
-        self.probes = Probes(self.scheduler, self.health, log, self.core.wake, clock)
+        self.telemetry = Telemetry(
+            cluster.telemetry, self.scheduler, self.health, log, self.core.wake, clock, engine_api_key
+        )
+        self.probes = Probes(self.scheduler, self.health, log, self.core.wake, clock, engine_api_key)
         self.peering: Peering | None = None
         if outbox is not None:
             self.peering = Peering(settings, peer_token, self.scheduler, outbox, log, clock, rng, self.core.wake)
             self.metrics.add_source(self.peering.families)
+        self.registries: Registries | None = None
+        if cluster.discovery:
+            sources = sources_of(cluster.discovery, read_environment(), log)
+            self.registries = Registries(sources, self, self.scheduler, log, self.core.wake)
+            self.metrics.add_source(self.registries.families)
         self.agents: AgentServer | None = None
         if cluster.agents.enabled:
             self.agents = agents_of(cluster.agents, self, agent_token)
@@ -95,6 +106,8 @@ class Gateway:
         self._server: asyncio.Server | None = None
         self._stopping: asyncio.Task[None] | None = None
         self._ready_told = False
+        self._health_seen = False
+        self._went_down: list[ReplicaId] = []
         self.url = ""
         self.admin_url = ""
 
@@ -147,6 +160,8 @@ class Gateway:
                 raise
         self.probes.start()
         self.telemetry.start()
+        if self.registries is not None:
+            self.registries.start()
         self.log.info(
             "listening",
             url=self.url,
@@ -171,6 +186,8 @@ class Gateway:
             if self._server is not None:
                 self._server.close()
             cut = self.core.inflight()
+            if self.registries is not None:
+                await self.registries.stop()
             self.telemetry.stop()
             await self.probes.stop()
             if self.agents is not None:
@@ -221,6 +238,8 @@ class Gateway:
             self._remove(replica)
         for replica, spec in after.items():
             if replica not in before:
+                if self.registries is not None:
+                    self.registries.give_up(replica, "the cluster file")
                 self._add(spec)
             elif spec != before[replica]:
                 self._change(before[replica], spec)
@@ -238,6 +257,8 @@ class Gateway:
             pools=cluster.pools,
             scheduling=dataclasses.replace(kept.scheduling, policy=cluster.scheduling.policy),
         )
+        if self.registries is not None:
+            self.registries.reconcile("the cluster file")
         self.log.info("reloaded", changes=len(changes), replicas=len(after))
         self.core.wake()
         return changes
@@ -264,13 +285,20 @@ class Gateway:
             else:
                 self.log.warning("replica_down", replica=replica, why=reason, inflight=state.inflight)
                 self.core.pool.forget(replica)
-            loop = asyncio.get_running_loop()
-            # Not from here: whoever reported the failure is in the middle of its own request.
-            loop.call_soon(self._after_health_change, None if available else replica)
+            if not available:
+                self._went_down.append(replica)
+            if not self._health_seen:
+                # Not from here: whoever reported the failure is in the middle of its own request. And once for all
+                # that changes together: a look at the pool for each of thousands would cost their square.
+                self._health_seen = True
+                asyncio.get_running_loop().call_soon(self._after_health_change)
 
-    def _after_health_change(self, down: ReplicaId | None) -> None:
-        if down is not None and (moved := self.core.evacuate(down)):
-            self.log.info("requests_moved", replica=down, count=moved)
+    def _after_health_change(self) -> None:
+        self._health_seen = False
+        down, self._went_down = self._went_down, []
+        for replica in down:
+            if moved := self.core.evacuate(replica):
+                self.log.info("requests_moved", replica=replica, count=moved)
         ready = bool(self.scheduler.ready_models())
         if ready != self._ready_told:
             self._ready_told = ready
@@ -331,13 +359,16 @@ async def serve(
     admin_token: str | None = None,
     peer_token: str | None = None,
     agent_token: str | None = None,
+    engine_api_key: str = "",
     reuse_port: bool = False,
+    watched: Path | None = None,
 ) -> None:
     """Runs a gateway until SIGTERM or SIGINT; a second one ends it at once. SIGHUP reloads by ``load``.
 
     Args:
         load: reads the cluster again, raising ConfigError where it is wrong (then the old one is kept).
         ready: called once when the gateway listens.
+        watched: file whose every change reloads too.
     """
     settings = fit_to_file_limit(cluster.gateway, len(cluster.replicas()), log)
     cluster = msgspec.structs.replace(cluster, gateway=settings)
@@ -347,6 +378,7 @@ async def serve(
         admin_token=admin_token,
         peer_token=peer_token,
         agent_token=agent_token,
+        engine_api_key=engine_api_key,
         reuse_port=reuse_port,
     )
     loop = asyncio.get_running_loop()
@@ -368,12 +400,15 @@ async def serve(
 
     for number, handler in ((signal.SIGTERM, on_stop), (signal.SIGINT, on_stop), (signal.SIGHUP, on_reload)):
         loop.add_signal_handler(number, handler)
+    watching = None if watched is None else loop.create_task(watch_file(watched, on_reload))
     try:
         tune_gc()
         if ready is not None:
             ready(gateway)
         await stop.wait()
     finally:
+        if watching is not None:
+            watching.cancel()
         await _stop(gateway, force)
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             loop.remove_signal_handler(number)

@@ -59,6 +59,7 @@ class Probes:
     Args:
         on_models: called after a replica's models changed in the scheduler.
         clock: monotonic seconds, the same as the health book's callers use.
+        api_key: what the engines want as bearer token, "" for none.
     """
 
     def __init__(
@@ -68,12 +69,14 @@ class Probes:
         log: EventLog,
         on_models: Callable[[], None],
         clock: Callable[[], float] = time.monotonic,
+        api_key: str = "",
     ) -> None:
         self._scheduler = scheduler
         self._health = health
         self._log = log
         self._on_models = on_models
         self._clock = clock
+        self._api_key = api_key
         self._targets: dict[ReplicaId, _Target] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._timer: asyncio.Handle | None = None
@@ -137,8 +140,9 @@ class Probes:
     async def _ask_models(self, target: _Target) -> Fetched | None:
         """Updates models and context length; returns the result where it says that the replica is not well."""
         spec = target.spec
+        timeout_s = self._health.config.probe_timeout_s
         result = await fetch(
-            spec.url, "GET", "/v1/models", timeout_s=self._health.config.probe_timeout_s, clock=self._clock
+            spec.url, "GET", "/v1/models", timeout_s=timeout_s, api_key=self._api_key, clock=self._clock
         )
         if result.status != 200:
             return result
@@ -179,7 +183,9 @@ class Probes:
             if DIALECTS[index] == "health" and spec.models[0] not in target.listed:
                 break  # it refuses this model in every way and does not list it: being alive is not enough
             method, path, body = completion_probe(DIALECTS[index], spec.models[0], health_path)
-            result = await fetch(spec.url, method, path, timeout_s=timeout_s, body=body, clock=self._clock)
+            result = await fetch(
+                spec.url, method, path, timeout_s=timeout_s, body=body, api_key=self._api_key, clock=self._clock
+            )
             if result.status is not None and 200 <= result.status < 300:
                 if target.dialect != index:
                     target.dialect = index

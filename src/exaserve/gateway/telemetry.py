@@ -13,8 +13,10 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Protocol
+
+import msgspec
 
 from exaserve.config.settings import TelemetrySettings
 from exaserve.domain.replica import ReplicaId, ReplicaSpec, Report
@@ -106,6 +108,7 @@ class Telemetry:
     Args:
         on_report: called after each report the scheduler has taken, so that queued requests are looked at again.
         clock: the monotonic clock that the scheduler's callers use, seconds.
+        api_key: what the engines want as bearer token, "" for none.
     """
 
     def __init__(
@@ -116,6 +119,7 @@ class Telemetry:
         log: EventLog,
         on_report: Callable[[], None],
         clock: Callable[[], float] = time.monotonic,
+        api_key: str = "",
     ) -> None:
         self._settings = settings
         self._scheduler = scheduler
@@ -123,6 +127,7 @@ class Telemetry:
         self._log = log
         self._on_report = on_report
         self._clock = clock
+        self._api_key = api_key
         self._pollers: dict[ReplicaId, _Poller] = {}
         self._guard = AnomalyGuard()
         self._suspects: set[ReplicaId] = set()
@@ -147,7 +152,7 @@ class Telemetry:
             self.remove(replica)
 
     def add(self, spec: ReplicaSpec) -> None:
-        poller = self._pollers[spec.id] = _Poller(spec, Fetcher(spec.url, clock=self._clock))
+        poller = self._pollers[spec.id] = _Poller(spec, Fetcher(spec.url, clock=self._clock, api_key=self._api_key))
         if self._running:
             self._first(poller)
 
@@ -202,7 +207,7 @@ class Telemetry:
                 self._seq += 1
                 report = report_of(record, poller.spec.id, self._seq, heard_at - record[2] * 1e-3)
                 if poller.missing:
-                    report = replace(report, missing=poller.missing)
+                    report = msgspec.structs.replace(report, missing=poller.missing)
                 self._take(poller, report, heard_at)
         taken_at = heard_at - batch.same_age_ms * 1e-3
         for index in batch.same:

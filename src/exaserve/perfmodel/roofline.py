@@ -170,9 +170,9 @@ def _find(name: str, names: Iterable[str], what: str) -> str:
     if found is not None:
         return found
     lower = {n.lower(): n for n in by_key.values()}
-    near = difflib.get_close_matches(name.lower(), lower, n=1, cutoff=0.4)
-    hint = f" Did you mean {lower[near[0]]!r}?" if near else ""
-    raise ConfigError(f"Unknown {what} {name!r}.{hint} Known: {', '.join(sorted(by_key.values()))}.", param=what)
+    near = [lower[each] for each in difflib.get_close_matches(name.lower(), lower, n=3, cutoff=0.6)]
+    hint = f"Did you mean {' or '.join(near)}?" if near else f"Known: {', '.join(sorted(by_key.values()))}."
+    raise ConfigError(f"Unknown {what} {name!r}. {hint}", param=what)
 
 
 _HARDWARE_ALIASES = {
