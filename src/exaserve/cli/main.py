@@ -81,8 +81,10 @@ def _load(name: str) -> Any:
 
 
 def _tidy(command: Any) -> Any:
-    """Help as it was meant: docstrings wrapped at the terminal's width (paragraphs with columns, told by two spaces, stay
-    as they are), and ``[entropy]`` not taken for markup."""
+    """Help as it was meant: docstrings wrapped at the terminal's width, and ``[entropy]`` not taken for markup.
+
+    Paragraphs with columns, told by two spaces, stay as they are.
+    """
     if command.help:
         paragraphs = command.help.split("\n\n")
         command.help = _plain("\n\n".join(each if "  " in each else " ".join(each.split()) for each in paragraphs))
