@@ -20,6 +20,7 @@ from exaserve.config import (
     same_address,
     split_address,
 )
+from exaserve.config.sources import merge_discovery
 from exaserve.domain.errors import ConfigError
 
 __all__ = ["gateway"]
@@ -36,6 +37,14 @@ def gateway(
     host: Annotated[str | None, typer.Option(help="Address to listen on; 0.0.0.0 for all. [127.0.0.1]")] = None,
     port: Annotated[
         int | None, typer.Option(min=0, max=65535, help="Port to listen on, 0 for a free one. [8000]")
+    ] = None,
+    discover: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="URL",
+            help="Where to find replicas: consul://HOST:8500/SERVICE, kubernetes://NAMESPACE/SERVICE,"
+            " dns:///_http._tcp.NAME or file:///PATH. Repeat for more.",
+        ),
     ] = None,
     policy: Annotated[str | None, typer.Option(help="How replicas are chosen, such as round_robin. [entropy]")] = None,
     admin_host: Annotated[str | None, typer.Option(help="Address of the admin API. [127.0.0.1]")] = None,
@@ -72,21 +81,23 @@ def gateway(
 
     exaserve gateway --replica http://127.0.0.1:8001 --replica http://127.0.0.1:8002
 
-    Stops on SIGTERM or Ctrl-C after the requests in flight (a second signal ends it at once); SIGHUP reads --config
-    again.
+    Stops on SIGTERM or Ctrl-C after the requests in flight (a second signal ends it at once). --config is read again
+    when it changes, and on SIGHUP.
     """
-    if config is None and not replica and (named := read_environment().config):
+    if config is None and not replica and not discover and (named := read_environment().config):
         config = Path(named)
     flags: dict[str, Any] = {"host": host, "port": port, "admin_host": admin_host, "admin_port": admin_port}
     flags["engine_api_key_file"] = None if engine_api_key_file is None else str(engine_api_key_file)
     flags |= _peer_flags(name, peer, peer_listen, peer_token_file)
 
     def load() -> Cluster:
-        return _cluster(config, replica or [], policy, flags)
+        return _cluster(config, replica or [], discover or [], policy, flags)
 
     cluster = load()
     secrets = _secrets(cluster, admin_token_file, flags)
-    _run(cluster, load if config is not None else None, {**secrets, "reuse_port": reuse_port}, log_level)
+    watched = config if config is not None and config.is_file() else None
+    options = {**secrets, "reuse_port": reuse_port, "watched": watched}
+    _run(cluster, load if config is not None else None, options, log_level)
 
 
 def _secrets(cluster: Cluster, admin_token_file: Path | None, flags: dict[str, Any]) -> dict[str, Any]:
@@ -123,12 +134,16 @@ def _peer_flags(
     }
 
 
-def _cluster(config: Path | None, urls: list[str], policy: str | None, flags: dict[str, Any]) -> Cluster:
+def _cluster(
+    config: Path | None, urls: list[str], discover: list[str], policy: str | None, flags: dict[str, Any]
+) -> Cluster:
     """The file (or none) with the flags laid over it. ConfigError where nothing is left to serve."""
     cluster = load_cluster(config) if config is not None else Cluster()
     if urls:
         _refuse_duplicates([spec.url for spec in cluster.replicas()], urls)
         cluster = msgspec.structs.replace(cluster, pools=(*cluster.pools, Pool(replicas=tuple(urls))))
+    if discover:
+        cluster = msgspec.structs.replace(cluster, discovery=merge_discovery(cluster.discovery, discover))
     if policy is not None:
         from exaserve.scheduling import POLICIES
 
@@ -139,9 +154,10 @@ def _cluster(config: Path | None, urls: list[str], policy: str | None, flags: di
     given = {name: value for name, value in flags.items() if value is not None}
     if given:
         cluster = msgspec.structs.replace(cluster, gateway=msgspec.structs.replace(cluster.gateway, **given))
-    if not cluster.replicas():
+    if not cluster.replicas() and not cluster.discovery:
         raise ConfigError(
-            "no replicas: give --replica http://host:port (once for each), or a cluster file by --config",
+            "no replicas: give --replica http://host:port (once for each), a cluster file by --config, or say by"
+            " --discover where to find them",
             param="--replica",
         )
     return cluster

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from exaserve.config.cluster import STARTING_KEYS, ClusterFile, NodeEntry, Pool, ReplicaEntry
 from exaserve.config.convert import unknown_choice
 from exaserve.config.document import Item, Problem
+from exaserve.config.sources import discovery_problems
 from exaserve.config.urls import check_host, same_address, split_address, split_url
 from exaserve.domain.errors import ConfigError
 from exaserve.perfmodel import profile
@@ -69,6 +70,8 @@ def _check_sections(file: ClusterFile, given: Given) -> Iterator[Problem]:
     if gateway.port and gateway.port == gateway.admin_port and gateway.host == gateway.admin_host:
         yield _at(given, "gateway.admin_port", f"is the same as gateway.port ({gateway.port}); give it one of its own")
     yield from _check_peers(file, given)
+    for field, message in discovery_problems(file.discovery):
+        yield _at(given, f"discovery.{field}", message)
     times = gateway.timeouts
     for name in ("connect_s", "first_byte_s", "between_bytes_s"):
         path = f"gateway.timeouts.{name[:-2]}"

@@ -9,6 +9,7 @@ import msgspec
 
 from exaserve.config.convert import Limits, Schema
 from exaserve.config.settings import AgentSettings, ClientLimits, GatewaySettings, RetrySettings, TelemetrySettings
+from exaserve.config.sources import DiscoverySettings, FileSettings
 from exaserve.config.urls import replica_from_url
 from exaserve.domain.replica import ReplicaId, ReplicaSpec
 from exaserve.health import HealthConfig
@@ -197,6 +198,7 @@ class ClusterFile(Pool, frozen=True, kw_only=True):
     telemetry: TelemetrySettings = TelemetrySettings()
     gateway: GatewaySettings = GatewaySettings()
     agents: AgentSettings = AgentSettings()
+    discovery: DiscoverySettings = DiscoverySettings()
 
 
 class Cluster(msgspec.Struct, frozen=True, kw_only=True):
@@ -210,6 +212,7 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True):
     telemetry: TelemetrySettings = TelemetrySettings()
     gateway: GatewaySettings = GatewaySettings()
     agents: AgentSettings = AgentSettings()
+    discovery: DiscoverySettings = DiscoverySettings()
 
     def replicas(self) -> tuple[ReplicaSpec, ...]:
         """Every replica of the file: those it names, and those that its pools start on its nodes."""
@@ -333,6 +336,7 @@ SCHEMA = Schema(
             "backoff_max_s": _POSITIVE,
             "log_bytes_max": Limits(low=4096),
         },
+        FileSettings: {"interval_s": Limits(low=0.05)},
         RetrySettings: {"attempts_max": Limits(low=1, high=100), "budget_window_s": _POSITIVE},
         ClientLimits: {
             "header_bytes_max": Limits(low=1024, high=16 * 2**20),

@@ -17,10 +17,15 @@ class Environment:
     Attributes:
         config: ``EXASERVE_CONFIG``, the cluster file of commands that are given none.
         admin_url: ``EXASERVE_ADMIN_URL``, the admin API that ``exaserve status`` asks.
+        kubeconfig: ``KUBECONFIG``, for discovery outside a Kubernetes cluster.
+        kubernetes_host / kubernetes_port: ``KUBERNETES_SERVICE_HOST`` and ``…_PORT``, which Kubernetes sets in a pod.
     """
 
     config: str | None = None
     admin_url: str | None = None
+    kubeconfig: str | None = None
+    kubernetes_host: str | None = None
+    kubernetes_port: str | None = None
 
 
 def read_environment(values: Mapping[str, str] | None = None) -> Environment:
@@ -29,6 +34,9 @@ def read_environment(values: Mapping[str, str] | None = None) -> Environment:
     return Environment(
         config=values.get("EXASERVE_CONFIG") or None,
         admin_url=values.get("EXASERVE_ADMIN_URL") or None,
+        kubeconfig=values.get("KUBECONFIG") or None,
+        kubernetes_host=values.get("KUBERNETES_SERVICE_HOST") or None,
+        kubernetes_port=values.get("KUBERNETES_SERVICE_PORT") or None,
     )
 
 

@@ -79,6 +79,7 @@ def _normal(file: ClusterFile, given: dict[str, Item]) -> Cluster:
         telemetry=file.telemetry,
         gateway=file.gateway,
         agents=file.agents,
+        discovery=file.discovery,
     )
 
 

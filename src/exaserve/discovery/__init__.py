@@ -1,8 +1,26 @@
-"""Where replicas come from: a stream of changes to the set of replicas."""
+"""Where replicas come from: changes to the set of them, told by a file, agents, Consul, Kubernetes or DNS."""
 
 from __future__ import annotations
 
+from exaserve.discovery.agents import AgentDiscovery
 from exaserve.discovery.changes import Added, Change, Discovery, Removed, Updated, changes_between
+from exaserve.discovery.entries import Defaults
+from exaserve.discovery.feed import SourceError, SourceStatus
+from exaserve.discovery.file import FileDiscovery, read_targets
 from exaserve.discovery.static import StaticDiscovery
 
-__all__ = ["Added", "Change", "Discovery", "Removed", "StaticDiscovery", "Updated", "changes_between"]
+__all__ = [
+    "Added",
+    "AgentDiscovery",
+    "Change",
+    "Defaults",
+    "Discovery",
+    "FileDiscovery",
+    "Removed",
+    "SourceError",
+    "SourceStatus",
+    "StaticDiscovery",
+    "Updated",
+    "changes_between",
+    "read_targets",
+]

@@ -1,9 +1,9 @@
-"""The language of discovery: what became of which replica, and who tells it."""
+"""The language of discovery: what became of which replica, who says so and why."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterable
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from exaserve.domain.replica import ReplicaId, ReplicaSpec
@@ -16,6 +16,8 @@ class Added:
     """A replica that was not there before."""
 
     spec: ReplicaSpec
+    source: str = field(default="", compare=False)
+    reason: str = field(default="", compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +25,8 @@ class Removed:
     """A replica that is gone; what is in flight on it may still end well."""
 
     id: ReplicaId
+    source: str = field(default="", compare=False)
+    reason: str = field(default="", compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +34,8 @@ class Updated:
     """The same replica (id and address) with other models, weight, version or limits."""
 
     spec: ReplicaSpec
+    source: str = field(default="", compare=False)
+    reason: str = field(default="", compare=False)
 
 
 Change = Added | Removed | Updated
@@ -45,6 +51,9 @@ class Discovery(Protocol):
     - a source that cannot be reached yields nothing: the last known set stays good.
     """
 
+    name: str
+    """What events and metrics call this source, such as ``consul:vllm``."""
+
     def watch(self) -> AsyncIterator[tuple[Change, ...]]:
         """Batches of changes, until the source is closed. One watcher at a time."""
         ...
@@ -54,14 +63,35 @@ class Discovery(Protocol):
         ...
 
 
-def changes_between(old: Iterable[ReplicaSpec], new: Iterable[ReplicaSpec]) -> tuple[Change, ...]:
-    """What leads from one set to another. A replica whose address changed is another engine: removed, then added."""
+def changes_between(
+    old: Iterable[ReplicaSpec],
+    new: Iterable[ReplicaSpec],
+    source: str = "",
+    reasons: Mapping[ReplicaId, str] | None = None,
+) -> tuple[Change, ...]:
+    """What leads from one set to another. A replica whose address changed is another engine: removed, then added.
+
+    Args:
+        source: who says so.
+        reasons: why single replicas come or go, where the source knows more than that.
+    """
     before = {spec.id: spec for spec in old}
     after = {spec.id: spec for spec in new}
+    why = reasons or {}
     moved = {each for each, spec in after.items() if each in before and before[each].url != spec.url}
-    removed = [Removed(each) for each in before if each not in after or each in moved]
-    added = [Added(spec) for each, spec in after.items() if each not in before or each in moved]
+    removed = [
+        Removed(each, source, why.get(each, "its address changed" if each in moved else "no longer listed"))
+        for each in before
+        if each not in after or each in moved
+    ]
+    added = [
+        Added(spec, source, why.get(each, "listed"))
+        for each, spec in after.items()
+        if each not in before or each in moved
+    ]
     updated = [
-        Updated(spec) for each, spec in after.items() if each in before and each not in moved and before[each] != spec
+        Updated(spec, source, why.get(each, "changed"))
+        for each, spec in after.items()
+        if each in before and each not in moved and before[each] != spec
     ]
     return (*removed, *updated, *added)

@@ -8,6 +8,7 @@ POST     /replicas/{id}/drain           no new requests; those in flight go on
 POST     /replicas/{id}/undrain         back in rotation
 POST     /replicas/{id}/weight          ``{"weight": 0.5}``; 0 takes it out
 POST     /replicas/{id}/score           ``{"score": 1.5}``, ``"inf"`` (nothing at all), ``null`` (computed again)
+GET      /discovery                     sources of replicas: whether they answer, what they list
 GET      /peers                         other gateways that share these replicas, and what they told
 POST     /policy                        ``{"policy": "entropy"}``
 POST     /explain                       a hypothetical request: who is out and why, what the others cost
@@ -48,6 +49,7 @@ from exaserve.gateway.core import Core
 from exaserve.gateway.gauges import entropy_terms
 from exaserve.gateway.nodes import Nodes
 from exaserve.gateway.peering import Peering
+from exaserve.gateway.registries import Registries
 from exaserve.gateway.telemetry import Telemetry
 from exaserve.health import HealthBook
 from exaserve.observe import EventLog, GatewayMetrics
@@ -72,6 +74,7 @@ class Control(Protocol):
     core: Core
     telemetry: Telemetry
     peering: Peering | None
+    registries: Registries | None
     agents: AgentServer | None
     url: str
 
@@ -147,6 +150,7 @@ class _Admin:
             ("POST", "/replicas/{replica:path}/weight", self.weight),
             ("POST", "/replicas/{replica:path}/score", self.score),
             ("GET", "/replicas/{replica:path}", self.one),
+            ("GET", "/discovery", self.discovery),
             ("GET", "/peers", self.peers),
             ("POST", "/policy", self.policy),
             ("POST", "/explain", self.explain),
@@ -230,6 +234,10 @@ class _Admin:
             "prefill_tokens_per_s": 1.0 / state.per_token_s,
             "entropy": {term: _finite(value) for term, value in entropy_terms(state, now).items()},
         }
+
+    async def discovery(self, _request: Request) -> Response:
+        registries = self._control.registries
+        return _json({"sources": [] if registries is None else registries.as_rows()})
 
     async def peers(self, _request: Request) -> Response:
         return _json({"peering": self._peers()})

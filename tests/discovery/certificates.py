@@ -1,0 +1,41 @@
+"""Certificates for tests, made by the openssl command: a CA, a server on 127.0.0.1, a client."""
+
+from __future__ import annotations
+
+import shutil
+import ssl
+import subprocess
+from pathlib import Path
+
+import pytest
+
+
+class Certificates:
+    def __init__(self, folder: Path) -> None:
+        if shutil.which("openssl") is None:
+            pytest.skip("the openssl command is not installed")
+        self.folder = folder
+        self.ca = folder / "ca.pem"
+        self._run(
+            "req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2 -keyout ca.key -out ca.pem -subj /CN=test-ca"
+        )
+        (folder / "ext").write_text("subjectAltName=IP:127.0.0.1,DNS:registry.test\n")
+        for name in ("server", "client"):
+            self._run(
+                f"req -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -keyout {name}.key -out {name}.csr -subj /CN={name}"
+            )
+            self._run(
+                f"x509 -req -in {name}.csr -CA ca.pem -CAkey ca.key -CAcreateserial -days 2 -out {name}.pem -extfile ext"
+            )
+        self.client_cert, self.client_key = folder / "client.pem", folder / "client.key"
+
+    def _run(self, line: str) -> None:
+        subprocess.run(["openssl", *line.split()], cwd=self.folder, check=True, capture_output=True)
+
+    def server_context(self, *, ask_client: bool = False) -> ssl.SSLContext:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(self.folder / "server.pem", self.folder / "server.key")
+        if ask_client:
+            context.load_verify_locations(self.ca)
+            context.verify_mode = ssl.CERT_REQUIRED
+        return context

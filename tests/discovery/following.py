@@ -1,0 +1,58 @@
+"""Watches a source in the background and keeps the set that its changes lead to."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator, Callable
+
+from exaserve.discovery import Added, Change, Discovery, Removed
+from exaserve.domain.replica import ReplicaSpec
+
+
+class Following:
+    def __init__(self) -> None:
+        self.batches: list[tuple[Change, ...]] = []
+        self.held: dict[str, ReplicaSpec] = {}
+        self.ended = False
+
+    def take(self, batch: tuple[Change, ...]) -> None:
+        self.batches.append(batch)
+        for change in batch:
+            if isinstance(change, Removed):
+                del self.held[change.id]
+            elif isinstance(change, Added):
+                assert change.spec.id not in self.held
+                self.held[change.spec.id] = change.spec
+            else:
+                assert self.held[change.spec.id].url == change.spec.url
+                self.held[change.spec.id] = change.spec
+
+    @property
+    def changes(self) -> list[Change]:
+        return [change for batch in self.batches for change in batch]
+
+
+@contextlib.asynccontextmanager
+async def following(source: Discovery) -> AsyncIterator[Following]:
+    seen = Following()
+
+    async def watch() -> None:
+        async for batch in source.watch():
+            seen.take(batch)
+        seen.ended = True
+
+    task = asyncio.create_task(watch())
+    try:
+        yield seen
+    finally:
+        await source.close()
+        await asyncio.wait_for(task, 5)
+
+
+async def until(condition: Callable[[], object], timeout_s: float = 5.0) -> None:
+    end = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < end
+        await asyncio.sleep(0.005)
