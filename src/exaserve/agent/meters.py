@@ -9,9 +9,11 @@ import asyncio
 import importlib
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import msgspec
 
 from exaserve.domain.replica import Report
 from exaserve.observe import Family, labels
@@ -218,7 +220,7 @@ class Meters:
         free_gb = round(sum(known), 1) if known and len(known) == len(devices) else report.free_mem_gb
         if free_gb == report.free_mem_gb and self.net_mb_s == report.net_mb_s:
             return report
-        return replace(report, free_mem_gb=free_gb, net_mb_s=self.net_mb_s)
+        return msgspec.structs.replace(report, free_mem_gb=free_gb, net_mb_s=self.net_mb_s)
 
     def families(self) -> list[Family]:
         """For the agent's own metrics."""

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+
+import msgspec
 
 from exaserve.agent.watches import KvAge
 from exaserve.domain.replica import ReplicaSpec, Report
@@ -56,7 +58,9 @@ class Sampler:
 
     def take(self, report: Report, engine: str) -> Sample:
         """A report that was had without asking."""
-        self.last = Sample(replace(report, kv_age_ms=self._age.sampled(report.running, report.taken_at)), engine)
+        self.last = Sample(
+            msgspec.structs.replace(report, kv_age_ms=self._age.sampled(report.running, report.taken_at)), engine
+        )
         return self.last
 
     def busy(self) -> bool | None:

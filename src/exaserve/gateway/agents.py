@@ -93,6 +93,7 @@ class AgentServer:
         """Every replica that an agent has spoken of, connected or not."""
         self.address = ""
         self.strangers: set[NodeConnection] = set()
+        self.pictures = self.bytes_received = 0
         self.batches = self.records = self.gaps = self.refused = self.losses = 0
         self._tls = tls
         self._server: asyncio.Server | None = None
@@ -144,6 +145,10 @@ class AgentServer:
             "replicas": len(self.rows),
             "ready": sum(row.ready for row in self.rows.values()),
             "address": self.address,
+            "batches": self.batches,
+            "reports": self.records,
+            "pictures": self.pictures,
+            "bytes": self.bytes_received,
         }
 
     def as_rows(self) -> list[dict[str, object]]:
@@ -342,6 +347,7 @@ class NodeConnection(asyncio.Protocol):
         server = self._server
         self.heard_at = server.clock()
         self.bytes_received += len(data)
+        server.bytes_received += len(data)
         try:
             for kind, payload in self._link.receive(data):
                 if not self.node:
@@ -401,6 +407,7 @@ class NodeConnection(asyncio.Protocol):
         if kind is Kind.BATCH:
             self._take_batch(payload)
         elif kind is Kind.PICTURE:
+            self._server.pictures += 1
             self._server.take_picture(self, decode(payload, Picture))
         elif kind is Kind.RESULT:
             result = decode(payload, Result)

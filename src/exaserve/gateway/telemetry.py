@@ -32,6 +32,8 @@ __all__ = ["Named", "Telemetry", "TelemetryView"]
 
 BACKOFF_MAX_S = 2.0
 """Longest pause between polls of a replica that does not answer them: it may be back any moment."""
+GUARD_EVERY_TICK_MAX = 768
+"""Replicas up to which the anomaly guard looks in every interval; with twice as many in every second, and so on."""
 SUSPICION = 3.0
 """Factor on the cost of a replica whose reports look too good to be true (A4)."""
 
@@ -131,6 +133,7 @@ class Telemetry:
         self._pollers: dict[ReplicaId, _Poller] = {}
         self._guard = AnomalyGuard()
         self._suspects: set[ReplicaId] = set()
+        self._ticks = 0
         self._seq = 0
         self._added = 0
         self._ticker: asyncio.TimerHandle | None = None
@@ -304,12 +307,14 @@ class Telemetry:
     def _take(self, poller: _Poller, report: Report, now: float) -> None:
         replica = poller.spec.id
         tokens = (report.prompt_tokens_total or 0.0, report.generation_tokens_total or 0.0)
-        if poller.tokens is not None and tokens != poller.tokens:
-            if tokens[0] < poller.tokens[0] or tokens[1] < poller.tokens[1]:
-                self._log.warning("replica_restarted", replica=replica)
-                self._scheduler.restarted(replica)
-            self._health.progressed(replica, now)
-        poller.tokens = tokens
+        last = poller.tokens
+        if tokens != last:
+            poller.tokens = tokens
+            if last is not None:
+                if tokens[0] < last[0] or tokens[1] < last[1]:
+                    self._log.warning("replica_restarted", replica=replica)
+                    self._scheduler.restarted(replica)
+                self._health.progressed(replica, now)
         self._scheduler.report(report, now)
 
     def _note_missing(self, poller: _Poller, missing: tuple[str, ...]) -> None:
@@ -325,6 +330,9 @@ class Telemetry:
         self._ticker = asyncio.get_running_loop().call_later(self._settings.interval_s, self._tick)
         now = self._clock()
         self._scheduler.tick(now)
+        self._ticks += 1
+        if self._ticks % (1 + len(self._pollers) // GUARD_EVERY_TICK_MAX):
+            return  # the guard compares whole pools: with thousands of replicas it looks once a second, not five times
         suspects = self._guard.observe(self._scheduler.report_scores(), now)
         for replica in suspects - self._suspects:
             self._log.warning("replica_suspect", replica=replica, why="score far below all others")

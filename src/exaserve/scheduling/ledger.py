@@ -327,6 +327,7 @@ class ReplicaState:
         """
         if report.seq <= self.reported_seq or report.taken_at < self.reported_at:
             return False
+        last = self.last_report
         self.last_report = report
         self.reported_seq = report.seq
         self.reported_at = report.taken_at
@@ -341,14 +342,18 @@ class ReplicaState:
         self.placed_since = newer
         self.progressed_since = 0
         self.kv_delta = newer_kv
-        own_waiting = len(self.pending) - newer
-        own = self.inflight + self.told - newer
         waiting = report.waiting or 0
-        foreign = max(0, waiting + (report.running or 0) - own)
-        self.foreign_waiting = min(max(0, waiting - own_waiting), foreign)
-        self.foreign_running = foreign - self.foreign_waiting
-        self.foreign_s = self.foreign_waiting * self.prefill_s(mean_prompt_tokens)
-        self._set_kv_max()
+        foreign = waiting + (report.running or 0) - (self.inflight + self.told - newer)
+        self.foreign_waiting = self.foreign_running = 0
+        self.foreign_s = 0.0
+        if foreign > 0:
+            unknown = waiting - (len(self.pending) - newer)
+            if unknown > 0:
+                self.foreign_waiting = min(unknown, foreign)
+                self.foreign_s = self.foreign_waiting * self.prefill_s(mean_prompt_tokens)
+            self.foreign_running = foreign - self.foreign_waiting
+        if last is None or last.kv_tokens_max != report.kv_tokens_max:
+            self._set_kv_max()
         self.kv_reported = -math.inf if report.kv_use is None or not self.kv_max else report.kv_use * self.kv_max
         self._set_rate()
         self.refresh()

@@ -11,6 +11,8 @@ from dataclasses import replace
 from random import Random
 from types import MappingProxyType
 
+import msgspec
+
 from exaserve.domain.errors import ConfigError
 from exaserve.domain.replica import ReplicaId, ReplicaSpec, Report
 from exaserve.domain.request import Outcome, RequestFacts, Usage
@@ -233,7 +235,7 @@ class Scheduler:
         if state is None or state.last_report is None or now - taken_at > self.config.report_stale_s:
             return
         if not state.confirm(seq, taken_at):
-            self.report(replace(state.last_report, seq=seq, taken_at=taken_at), now)
+            self.report(msgspec.structs.replace(state.last_report, seq=seq, taken_at=taken_at), now)
 
     def tick(self, now: float) -> None:
         """Stop believing reports that are too old. Call about as often as reports should come."""

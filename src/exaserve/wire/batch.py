@@ -113,7 +113,11 @@ def decode_batch(payload: bytes) -> Batch:
     if len(payload) != at + changed * RECORD.size:
         raise WireError("a batch has the wrong length")
     bits = int.from_bytes(payload[_HEAD.size : at], "little")
-    same = tuple(index for index in range(replicas) if bits >> index & 1) if bits else ()
+    same: tuple[int, ...] = ()
+    if bits == (1 << replicas) - 1:
+        same = tuple(range(replicas))
+    elif bits:
+        same = tuple(index for index in range(replicas) if bits >> index & 1)
     return Batch(seq, same, same_age_ms, list(RECORD.iter_unpack(payload[at:])))
 
 
