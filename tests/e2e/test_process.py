@@ -108,6 +108,7 @@ def test_hup_reloads_and_keeps_the_old_on_error(engines, tmp_path):
         data = until(lambda: (d := gateway.admin("/replicas")) and all(r["eligible"] for r in d["replicas"]) and d)
         assert (len(data["replicas"]), data["policy"]) == (3, "round_robin")
         assert any("entropy -> round_robin" in line for line in gateway.lines)
+        assert not any("connections_max:" in line for line in gateway.lines), "only what changed in the file"
         path.write_text("replicas: 7\nstrategi: x\n")
         gateway.send(signal.SIGHUP)
         assert "strategi" in gateway.wait_for("event=reload_failed")

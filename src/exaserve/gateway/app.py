@@ -14,7 +14,7 @@ from random import Random
 
 import msgspec
 
-from exaserve.config import Cluster, GatewaySettings, diff, read_environment
+from exaserve.config import ClientLimits, Cluster, GatewaySettings, diff, read_environment
 from exaserve.domain.errors import ConfigError
 from exaserve.domain.replica import ReplicaId, ReplicaSpec
 from exaserve.gateway.admin import AdminServer
@@ -37,7 +37,6 @@ BACKLOG = 4096
 """Connections the kernel holds for us: a burst of thousands of clients must not see a retransmitted SYN."""
 LINGER_S = 0.25
 """Between "not ready" and closing the listener, so that a load balancer that looks often enough sees it first."""
-_RELOADABLE = ("nodes", "pools", "scheduling.policy")
 
 
 class Gateway:
@@ -370,6 +369,7 @@ async def serve(
         ready: called once when the gateway listens.
         watched: file whose every change reloads too.
     """
+    asked = cluster.gateway.limits
     settings = fit_to_file_limit(cluster.gateway, len(cluster.replicas()), log)
     cluster = msgspec.structs.replace(cluster, gateway=settings)
     gateway = Gateway(
@@ -394,7 +394,7 @@ async def serve(
             log.warning("reload_ignored", why="started without a cluster file")
             return
         try:
-            gateway.reload(load())
+            gateway.reload(_as_fitted(load(), asked, settings.limits))
         except ConfigError as error:
             log.error("reload_failed", error=error.message, kept="the configuration in use")
 
@@ -412,6 +412,13 @@ async def serve(
         await _stop(gateway, force)
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             loop.remove_signal_handler(number)
+
+
+def _as_fitted(cluster: Cluster, asked: ClientLimits, fitted: ClientLimits) -> Cluster:
+    """A cluster read again, whose limits did not change in the file and so do not against what they were fitted to."""
+    if cluster.gateway.limits != asked:
+        return cluster
+    return msgspec.structs.replace(cluster, gateway=msgspec.structs.replace(cluster.gateway, limits=fitted))
 
 
 async def _stop(gateway: Gateway, force: asyncio.Event) -> None:
