@@ -60,6 +60,7 @@ def _emulated(pool: Pool, host: str, port: int, replicas: int, seed: int) -> Emu
         host=host,
         port=port,
         hardware=pool.hardware,
+        profile_file=pool.profile,
         precision=pool.precision,
         tp=pool.tensor_parallel_size,
         pp=pool.pipeline_parallel_size,

@@ -47,6 +47,7 @@ ServedModelName = Annotated[
     list[str] | None, typer.Option(help="Name(s) that requests use, if not the model's.", rich_help_panel=_ENGINE)
 ]
 Hardware = Annotated[str, typer.Option(help="Accelerator, such as H100 or null.", rich_help_panel=_ENGINE)]
+ProfileFile = Annotated[str, typer.Option(help="Measured profile of exaserve calibrate.", rich_help_panel=_ENGINE)]
 Precision = Annotated[str, typer.Option(help="Weights: auto, bf16, fp8, int4 …", rich_help_panel=_ENGINE)]
 KvPrecision = Annotated[str, typer.Option(help="KV cache: auto, bf16, fp8.", rich_help_panel=_ENGINE)]
 Tp = Annotated[int, typer.Option(help="Tensor parallel size.", rich_help_panel=_ENGINE)]
@@ -96,6 +97,7 @@ def emulate(
     control_port: ControlPort = None,
     served_model_name: ServedModelName = None,
     hardware: Hardware = "A100-80",
+    profile_file: ProfileFile = "",
     precision: Precision = "auto",
     kv_precision: KvPrecision = "auto",
     tp: Tp = 1,
@@ -130,6 +132,7 @@ def emulate(
         addressing=addressing.value,
         control_port=control_port,
         hardware=hardware,
+        profile_file=profile_file,
         precision=precision,
         kv_precision=kv_precision,
         tp=tp,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from exaserve.config.cluster import Cluster, EmulatorSettings, NodeEntry, Pool, ReplicaEntry
 from exaserve.config.environment import Environment, child_environment, read_environment, state_folder
 from exaserve.config.load import load_cluster, parse_cluster
+from exaserve.config.profile import load_profile, pool_engine_profile
 from exaserve.config.secret import read_secret
 from exaserve.config.settings import (
     AgentSettings,
@@ -34,7 +35,9 @@ __all__ = [
     "diff",
     "is_loopback",
     "load_cluster",
+    "load_profile",
     "parse_cluster",
+    "pool_engine_profile",
     "read_environment",
     "read_secret",
     "replica_from_url",

@@ -69,6 +69,10 @@ class NodeEntry(msgspec.Struct, frozen=True, kw_only=True):
 class ReplicaEntry(msgspec.Struct, frozen=True, kw_only=True):
     """An engine that already runs. ``id`` is host:port unless given; ``models`` are asked of it unless given.
 
+    Attributes:
+        url: ``http://host:port`` with no path.
+        id: stable name; host:port unless given.
+
     The other keys are those of :class:`exaserve.domain.replica.ReplicaSpec`; where they are missing the pool's count.
     """
 
@@ -137,7 +141,10 @@ class Pool(msgspec.Struct, frozen=True, kw_only=True):
         base_port: port of a node's first replica; the others follow.
         max_model_len: prompt and output in tokens, 0 is the engine's own limit.
         max_num_seqs: sequences a replica runs at once.
-        kv_tokens_max / prefill_tokens_per_s / decode_step_s: calibrated figures of one replica, 0 where unknown.
+        profile: file that ``exaserve calibrate`` wrote, relative to this one; gives the figures below where they are 0,
+            and how fast emulated and simulated replicas are.
+        kv_tokens_max / prefill_tokens_per_s / decode_step_s / kv_bytes_per_token: calibrated figures of one replica, 0
+            where unknown.
         replicas: engines that already run, as URLs or mappings; then nothing is started.
     """
 
@@ -168,6 +175,8 @@ class Pool(msgspec.Struct, frozen=True, kw_only=True):
     kv_tokens_max: int = 0
     prefill_tokens_per_s: float = 0.0
     decode_step_s: float = 0.0
+    kv_bytes_per_token: float = 0.0
+    profile: str = ""
     emulator: EmulatorSettings = EmulatorSettings()
     replicas: tuple[str | ReplicaEntry, ...] = ()
 
@@ -185,10 +194,16 @@ class SchedulingSection(SchedulerConfig):
     """The scheduler's knobs, and how often a replica is probed (the same as ``health.probe_interval``)."""
 
     health_check_interval_s: float | None = None
+    """Between two probes of a replica, as ``health.probe_interval``."""
 
 
 class ClusterFile(Pool, frozen=True, kw_only=True):
-    """The file as written: one pool's keys at the top, or ``pools``."""
+    """The file as written: one pool's keys at the top, or ``pools``.
+
+    Attributes:
+        nodes: how many, all on this machine, or a list with names and addresses.
+        pools: several models or kinds of replicas; then no pool's keys stand at the top.
+    """
 
     nodes: int | tuple[NodeEntry, ...] = 1
     pools: tuple[Pool, ...] = ()
@@ -287,6 +302,7 @@ def _named(pool: Pool) -> list[ReplicaSpec]:
                 if entry.prefill_tokens_per_s is None
                 else entry.prefill_tokens_per_s,
                 decode_step_s=pool.decode_step_s if entry.decode_step_s is None else entry.decode_step_s,
+                kv_bytes_per_token=pool.kv_bytes_per_token,
             )
         )
     return specs

@@ -6,10 +6,13 @@ import dataclasses
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
+
 from exaserve.config.checks import check_file
 from exaserve.config.cluster import SCHEMA, Cluster, ClusterFile, NodeEntry, Pool
 from exaserve.config.convert import Reader
 from exaserve.config.document import TEXT_BYTES_MAX, Item, Problem, parse_document
+from exaserve.config.profile import with_profile
 from exaserve.domain.errors import ConfigError
 from exaserve.scheduling.config import SchedulerConfig
 
@@ -35,7 +38,12 @@ def load_cluster(path: str | Path) -> Cluster:
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
         raise ConfigError(f"{path}: cannot be read: {reason}", param=str(path)) from None
-    return parse_cluster(data, str(path))
+    cluster = parse_cluster(data, str(path))
+    if not any(pool.profile for pool in cluster.pools):
+        return cluster
+    return msgspec.structs.replace(
+        cluster, pools=tuple(with_profile(pool, path.absolute().parent) for pool in cluster.pools)
+    )
 
 
 def parse_cluster(text: str | bytes, name: str = "cluster.yaml") -> Cluster:

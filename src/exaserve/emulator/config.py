@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import ipaddress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
+from exaserve.config import load_profile
 from exaserve.domain.errors import ConfigError
 from exaserve.perfmodel import EngineProfile, profile
 
@@ -30,6 +31,7 @@ class EmulatorConfig:
             free one, None opens none.
         hardware / precision / tp / pp / kv_precision / utilization: see :func:`exaserve.perfmodel.profile`.
         profile: measured step times that replace the predicted ones.
+        profile_file: file of ``exaserve calibrate`` that has them; its limits count where none are given here.
         seed: answers, lengths and random faults repeat under it.
         speed: everything happens this many times faster.
         max_model_len / max_num_seqs / token_budget / block_size: engine limits, tokens and sequences.
@@ -55,6 +57,7 @@ class EmulatorConfig:
     pp: int = 1
     utilization: float = 0.9
     profile: EngineProfile | None = field(default=None, repr=False)
+    profile_file: str = ""
     seed: int = 0
     speed: float = 1.0
     max_model_len: int | None = None
@@ -77,6 +80,9 @@ class EmulatorConfig:
         """Step times and limits of each replica. ConfigError where the model does not fit or a name is unknown."""
         if self.profile is not None:
             return self.profile
+        if self.profile_file:
+            measured = load_profile(self.profile_file).engine_profile()
+            return replace(measured, max_model_len=self.max_model_len or measured.max_model_len)
         return profile(
             self.hardware,
             self.model,

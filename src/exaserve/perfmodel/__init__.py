@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from exaserve.perfmodel.calibration import Calibration, calibration_document, parse_calibration
 from exaserve.perfmodel.hardware import HARDWARE, Hardware
 from exaserve.perfmodel.models import MODELS, ModelShape
 from exaserve.perfmodel.roofline import (
@@ -18,12 +19,15 @@ __all__ = [
     "HARDWARE",
     "MODELS",
     "PRECISIONS",
+    "Calibration",
     "EngineProfile",
     "Hardware",
     "ModelShape",
+    "calibration_document",
     "engine_profile",
     "find_hardware",
     "find_model",
     "kv_bytes_per_token",
+    "parse_calibration",
     "profile",
 ]

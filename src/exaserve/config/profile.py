@@ -1,0 +1,78 @@
+"""Reads the profiles that ``exaserve calibrate`` writes, and puts their figures where a pool has none of its own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import yaml
+
+from exaserve.config.cluster import Pool
+from exaserve.config.document import TEXT_BYTES_MAX
+from exaserve.domain.errors import ConfigError
+from exaserve.perfmodel import Calibration, EngineProfile, parse_calibration, profile
+
+__all__ = ["load_profile", "pool_engine_profile", "with_profile"]
+
+
+def load_profile(path: str | Path) -> Calibration:
+    """The measured profile of a file.
+
+    Raises:
+        ConfigError: the file cannot be read, or is none.
+    """
+    path = Path(path)
+    try:
+        with path.open("rb") as file:
+            data = file.read(TEXT_BYTES_MAX + 1)
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {error.strerror or error}", param="profile") from None
+    if len(data) > TEXT_BYTES_MAX:
+        raise ConfigError(f"{path}: is larger than {TEXT_BYTES_MAX:,} bytes", param="profile")
+    try:
+        document = yaml.safe_load(data.decode())
+    except (UnicodeDecodeError, yaml.YAMLError) as error:
+        raise ConfigError(f"{path}: {error}", param="profile") from None
+    return parse_calibration(document, str(path))
+
+
+def with_profile(pool: Pool, directory: Path) -> Pool:
+    """The pool with its profile's figures where it has none; its ``profile`` becomes an absolute path.
+
+    Raises:
+        ConfigError: as :func:`load_profile`.
+    """
+    if not pool.profile:
+        return pool
+    path = (directory / pool.profile).absolute()
+    found = load_profile(path)
+    return msgspec.structs.replace(
+        pool,
+        profile=str(path),
+        prefill_tokens_per_s=pool.prefill_tokens_per_s or found.value("prefill_tokens_per_s"),
+        decode_step_s=pool.decode_step_s or found.decode_step_s,
+        kv_bytes_per_token=pool.kv_bytes_per_token or found.value("kv_bytes_per_token"),
+        kv_tokens_max=pool.kv_tokens_max or found.limits.get("kv_tokens_max", 0),
+        max_model_len=pool.max_model_len or found.limits.get("max_model_len", 0),
+    )
+
+
+def pool_engine_profile(pool: Pool) -> EngineProfile:
+    """How fast one replica of a pool is: measured where it has a profile, else predicted from its hardware.
+
+    Raises:
+        ConfigError: the model does not fit its accelerators, or the profile's file is none.
+    """
+    if pool.profile:
+        return load_profile(pool.profile).engine_profile()
+    return profile(
+        pool.hardware,
+        pool.model,
+        pool.precision,
+        tp=pool.tensor_parallel_size,
+        pp=pool.pipeline_parallel_size,
+        max_num_seqs=pool.max_num_seqs,
+        token_budget=pool.emulator.token_budget,
+        block_size=pool.emulator.block_size,
+        max_model_len=pool.max_model_len or None,
+    )
