@@ -73,6 +73,7 @@ class GatewaySettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     """The data plane's settings. Addresses are where the gateway listens; port 0 takes a free one."""
 
     host: str = "127.0.0.1"
+    """Where clients connect; 0.0.0.0 for all addresses."""
     port: int = 8000
     admin_host: str = "127.0.0.1"
     """The admin API can take replicas out of rotation: loopback unless the network in front is trusted."""
@@ -81,6 +82,7 @@ class GatewaySettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     timeouts: Timeouts = Timeouts()
     retry: RetrySettings = RetrySettings()
     cors_origins: tuple[str, ...] = ("*",)
+    """Web pages that may read answers; ``*`` is all of them, an empty list none."""
     drain_s: float = 30.0
     """How long a graceful stop waits for requests in flight, seconds."""
     name: str = ""
@@ -94,7 +96,6 @@ class GatewaySettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     engine_api_key_file: str = ""
     """File with the key that engines were started with (vLLM's ``--api-key``), for probes and telemetry. Clients' own
     ``Authorization`` passes through untouched."""
-    log_requests: bool = False
 
 
 class TelemetrySettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -46,7 +46,8 @@ class SchedulerConfig:
             next on the ring (consistent hashing with bounded loads, Mirrokni, Thorup, Zadimoghaddam 2018).
         prefix_entries_max: blocks the approximate prefix index remembers in each of its two generations; about
             150 bytes a block up to some hundred replicas.
-        literal_kv_gb / literal_age_s / literal_net_mb: the text's weights (A2) for the ``literal`` policy.
+        literal_kv_gb / literal_age_s / literal_net_mb: the ``literal`` policy's weights of free memory, cache age and
+            network traffic.
     """
 
     policy: str = "entropy"
