@@ -16,17 +16,13 @@ class Certificates:
             pytest.skip("the openssl command is not installed")
         self.folder = folder
         self.ca = folder / "ca.pem"
-        self._run(
-            "req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2 -keyout ca.key -out ca.pem -subj /CN=test-ca"
-        )
+        key = "-newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes"
+        self._run(f"req -x509 {key} -days 2 -keyout ca.key -out ca.pem -subj /CN=test-ca")
         (folder / "ext").write_text("subjectAltName=IP:127.0.0.1,DNS:registry.test\n")
+        signed = "-CA ca.pem -CAkey ca.key -CAcreateserial -days 2 -extfile ext"
         for name in ("server", "client"):
-            self._run(
-                f"req -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -keyout {name}.key -out {name}.csr -subj /CN={name}"
-            )
-            self._run(
-                f"x509 -req -in {name}.csr -CA ca.pem -CAkey ca.key -CAcreateserial -days 2 -out {name}.pem -extfile ext"
-            )
+            self._run(f"req {key} -keyout {name}.key -out {name}.csr -subj /CN={name}")
+            self._run(f"x509 -req -in {name}.csr {signed} -out {name}.pem")
         self.client_cert, self.client_key = folder / "client.pem", folder / "client.key"
 
     def _run(self, line: str) -> None:

@@ -6,7 +6,7 @@ import asyncio
 import ipaddress
 import struct
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 
 def name_bytes(name: str) -> bytes:
@@ -45,7 +45,7 @@ class FakeDns(asyncio.DatagramProtocol):
         self._transport.close()
         await asyncio.sleep(0.01)
 
-    def datagram_received(self, data: bytes, address: object) -> None:
+    def datagram_received(self, data: bytes, address: Any) -> None:
         self.udp += 1
         if self.silent:
             return

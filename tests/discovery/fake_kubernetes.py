@@ -32,9 +32,9 @@ class FakeKubernetes(HttpStub):
 
     # ---- what a test does ---------------------------------------------------------------------------------------
     def pod(self, name: str, address: str, port: int = 8000, *, ready: bool = True, **more: Any) -> None:
-        metadata = {"labels": {"app": "vllm"}, "annotations": more.get("annotations", {})}
+        metadata: dict[str, Any] = {"labels": {"app": "vllm"}, "annotations": more.get("annotations", {})}
         if more.get("terminating"):
-            metadata["deletionTimestamp"] = "2026-01-01T00:00:00Z"  # type: ignore[assignment]
+            metadata["deletionTimestamp"] = "2026-01-01T00:00:00Z"
         ports = more.get("ports", [{"name": "http", "containerPort": port}])
         self.put(
             "pods",
@@ -64,7 +64,8 @@ class FakeKubernetes(HttpStub):
         self.version += 1
         each = {
             "metadata": {
-                "name": name, "namespace": "default", "uid": f"uid-{name}", "resourceVersion": str(self.version), **metadata
+                "name": name, "namespace": "default", "uid": f"uid-{name}",
+                "resourceVersion": str(self.version), **metadata,
             },
             **rest,
         }  # fmt: skip
@@ -146,7 +147,7 @@ class FakeKubernetes(HttpStub):
             gone = {"kind": "Status", "status": "Failure", "reason": "Expired", "code": 410, "message": "too old"}
             yield _line("ERROR", gone)
             return
-        yield b""[:0] or b"\n"
+        yield b"\n"
         while loop.time() < end and not cut.is_set():
             changed = self.changed
             for at, event, each in list(self.history):

@@ -22,7 +22,12 @@ pytestmark = pytest.mark.may_block
 
 
 def source_of(*servers: str, **settings: Any) -> ConsulDiscovery:
-    return ConsulDiscovery("vllm", servers, **({"wait_s": 5.0, "rng": Random(0)} | settings))
+    chosen: dict[str, Any] = {"wait_s": 5.0, "rng": Random(0)} | settings
+    return ConsulDiscovery("vllm", servers, **chosen)
+
+
+async def error_of(source: ConsulDiscovery, named: str) -> None:
+    await until(lambda: named in source.status().error)
 
 
 def health_queries(consul: FakeConsul) -> list[dict[str, str]]:
@@ -33,7 +38,8 @@ async def test_meta_and_tags_say_what_a_replica_is():
     async with FakeConsul() as consul:
         consul.put(
             "vllm", "a", "10.0.0.1", 8001, node="n1",
-            meta={"models": "m, m-lora", "version": "v2", "engine": "vllm", "max_model_len": "8192", "replica": "n1/r0"},
+            meta={"models": "m, m-lora", "version": "v2", "engine": "vllm", "max_model_len": "8192",
+                  "replica": "n1/r0"},
         )  # fmt: skip
         consul.put("vllm", "b", "", 8002, node="n2", tags=["model=x", "model=y", "weight=0.5", "primary"])
         async with following(source_of(consul.url, defaults=Defaults(("d",), "sglang"))) as seen:
@@ -227,8 +233,7 @@ async def test_tls_with_an_own_ca_and_a_client_certificate(tmp_path: Path):
         ):
             source = source_of(consul.url, tls=wrong)
             async with following(source):
-                await until(lambda source=source: source.status().error)
-                assert named in source.status().error
+                await error_of(source, named)
 
 
 SPEC = ReplicaSpec(

@@ -28,7 +28,9 @@ from exaserve.domain.replica import ReplicaId, ReplicaSpec
 class World(Protocol):
     """A registry and the source under test that looks at it. Replicas are called by short names."""
 
-    source: Feed
+    @property
+    def source(self) -> Feed: ...
+
     events: list[tuple[str, dict[str, Any]]]
     can_break: bool
 
@@ -90,12 +92,14 @@ class StaticWorld(_Base):
         self.source.replace(self.held.values())
 
 
-class AgentWorld(StaticWorld):
+class AgentWorld(_Base):
     """Every replica on a node of its own."""
+
+    can_break = False
 
     def __init__(self) -> None:
         super().__init__()
-        self.source: AgentDiscovery = AgentDiscovery(tell=self.tell)  # type: ignore[assignment]
+        self.source = AgentDiscovery(tell=self.tell)
 
     async def put(self, name: str, address: str, port: int = 8000, weight: float = 1.0) -> None:
         self.source.announce(f"node-{name}", [spec(name, address, port, weight)])

@@ -1,4 +1,4 @@
-"""What sources say, put into effect by a whole gateway: in by Consul, out when critical, ids and addresses only once."""
+"""What sources say, put into effect by a whole gateway: in by Consul, out when critical, each address once."""
 
 from __future__ import annotations
 
