@@ -18,12 +18,12 @@ from exaserve.wire import Kind, Link, Result, Verb, WireError, decode, encode
 
 __all__ = ["Source", "Uplink"]
 
-_BACKOFF_MIN_S, _BACKOFF_MAX_S = 0.05, 1.0
+_BACKOFF_MIN_S, _BACKOFF_MAX_S = 0.05, 0.5
 """A gateway that is back should have every node's picture within two seconds, and 256 agents must not come at once."""
-_CONNECT_S = 2.0
+_CONNECT_S = 1.0
 _HANDSHAKE_S = 2.0
-_SILENCE_S = 5.0
-"""A gateway says each second that it lives; a network that swallows packets would else be noticed by TCP in minutes."""
+_SILENCE_S = 2.0
+"""A gateway says twice a second that it lives; a network that swallows packets would else be noticed by TCP in minutes."""
 _BUFFER_BYTES_MAX = 256 * 1024
 
 

@@ -27,7 +27,7 @@ from exaserve.wire.messages import VerbName
 __all__ = ["AgentServer", "Members", "NodeUnknown"]
 
 _TICK_S = 0.1
-_HEARD_S = 1.0
+_HEARD_S = 0.5
 _HANDSHAKE_S = 2.0
 _VERB_S = 10.0
 _FORGET_S = 600.0

@@ -1,0 +1,66 @@
+"""A stand-in for an engine: ``engine.py HOST PORT [--crash-after S] [--words TEXT] [--exit CODE] [--daemon FILE]``."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import sys
+import threading
+import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+parser = argparse.ArgumentParser()
+parser.add_argument("host")
+parser.add_argument("port", type=int)
+parser.add_argument("--words", default="")
+parser.add_argument("--exit", type=int)
+parser.add_argument("--crash-after", type=float)
+parser.add_argument("--freeze-file", default="")
+parser.add_argument("--daemon", default="")
+options = parser.parse_args()
+if options.words:
+    print(options.words, flush=True)
+if options.exit is not None:
+    sys.exit(options.exit)
+if options.daemon:
+    # A child that leaves its session, ignores SIGTERM and is nobody's child any more.
+    if os.fork() == 0:
+        os.setsid()
+        if os.fork() == 0:
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+            with open(options.daemon, "w") as file:
+                file.write(str(os.getpid()))
+            time.sleep(300)
+        os._exit(0)
+if options.crash_after:
+    threading.Timer(options.crash_after, lambda: os._exit(3)).start()
+
+
+class Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+
+    def answer(self, body: bytes) -> None:
+        while options.freeze_file and os.path.exists(options.freeze_file):
+            time.sleep(0.05)
+        self.send_response(200)
+        self.send_header("content-length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def do_GET(self) -> None:
+        self.answer(
+            b"# TYPE vllm:num_requests_running gauge\nvllm:num_requests_running 0\n"
+            b"# TYPE vllm:num_requests_waiting gauge\nvllm:num_requests_waiting 0\n"
+        )
+
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers["content-length"]))
+        self.answer(json.dumps({"choices": [{"text": "."}], "env": os.environ.get("MARK", "")}).encode())
+
+    def log_message(self, *args: object) -> None: ...
+
+
+ThreadingHTTPServer.request_queue_size = 64
+ThreadingHTTPServer((options.host, options.port), Handler).serve_forever()

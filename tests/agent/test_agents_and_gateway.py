@@ -1,0 +1,268 @@
+"""Agents with null engines and a whole gateway in this process: joining, loss, return, verbs, strangers."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+from random import Random
+
+import httpx
+import msgspec
+import pytest
+
+from exaserve.agent.machine import Machine
+from exaserve.agent.meters import Meters
+from exaserve.agent.node import NodeAgent
+from exaserve.agent.plan import plan_node
+from exaserve.cli.null_host import NullHost
+from exaserve.config import AgentSettings, Cluster, GatewaySettings, NodeEntry, Pool
+from exaserve.domain.errors import ConfigError
+from exaserve.domain.replica import ReplicaId
+from exaserve.gateway.app import Gateway
+from exaserve.health import HealthConfig
+from exaserve.observe import EventLog, null_log
+
+pytestmark = pytest.mark.may_block
+
+TOKEN = "a token of the inside"
+HEALTH = HealthConfig(probe_fast_s=0.05, open_s=0.05, slow_start_s=2.0)
+
+
+def base_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+async def until(condition, timeout_s: float = 5.0) -> float:
+    began = time.monotonic()
+    while not condition():
+        assert time.monotonic() - began < timeout_s, "it did not happen"
+        await asyncio.sleep(0.005)
+    return time.monotonic() - began
+
+
+class World:
+    """A gateway, and agents that come and go."""
+
+    def __init__(self, nodes: int, replicas: int, *, in_file: bool) -> None:
+        self.settings = AgentSettings(enabled=True, port=0, interval_s=0.05, lost_s=0.5, probe_interval_s=0.5, drain_s=2.0)
+        entries = tuple(NodeEntry(name=f"node{k}", address=f"127.0.{k}.9") for k in range(1, nodes + 1))
+        pool = Pool(model="m", engine="null", num_replicas_per_node=replicas, base_port=base_port())
+        self.cluster = Cluster(
+            nodes=entries,
+            pools=(pool,),
+            health=HEALTH,
+            agents=self.settings,
+            gateway=GatewaySettings(port=0, admin_port=0, drain_s=0.0),
+        )
+        known = self.cluster if in_file else msgspec.structs.replace(self.cluster, pools=(), nodes=())
+        self.lines: list[str] = []
+        log = EventLog(self.lines.append, burst_max=10_000)
+        self.gateway = Gateway(known, log=log, rng=Random(0), agent_token=TOKEN)
+        self.agents: list[NodeAgent] = []
+
+    def agent(self, k: int, token: str | None = TOKEN, name: str = "") -> NodeAgent:
+        assert self.gateway.agents is not None
+        host, _, port = self.gateway.agents.address.rpartition(":")
+        node = self.cluster.nodes[k]
+        made = NodeAgent(
+            name or node.name,
+            plan_node(self.cluster, node, Machine(), Path()),
+            [(host, int(port))],
+            self.settings,
+            NullHost(),
+            null_log(),
+            meters=Meters(time.monotonic),
+            token=None if token is None else token.encode(),
+            rng=Random(k),
+        )
+        self.agents.append(made)
+        made.start()
+        return made
+
+    def eligible(self) -> set[str]:
+        return {str(each) for each, state in self.gateway.scheduler.states().items() if state.eligible}
+
+    def state(self, replica: str):
+        return self.gateway.scheduler.states()[ReplicaId(replica)]
+
+    def kill(self, agent: NodeAgent) -> None:
+        """As SIGKILL would: sockets end, nothing is said."""
+        for unit in agent.units.values():
+            if unit._task is not None:
+                unit._task.cancel()
+            if unit.engine is not None:
+                unit.engine._engine.close()  # type: ignore[attr-defined]
+        for uplink in agent.uplinks:
+            if uplink._loop_task is not None:
+                uplink._loop_task.cancel()
+            if uplink._transport is not None:
+                uplink._transport.abort()
+        if agent._timer is not None:
+            agent._timer.cancel()
+        self.agents.remove(agent)
+
+
+@contextlib.asynccontextmanager
+async def world(nodes: int = 2, replicas: int = 2, *, in_file: bool = True) -> AsyncIterator[World]:
+    made = World(nodes, replicas, in_file=in_file)
+    await made.gateway.start()
+    try:
+        yield made
+    finally:
+        await asyncio.gather(*(agent.stop(0.0) for agent in made.agents))
+        await made.gateway.stop(0.0)
+        made.gateway.scheduler.validate()
+        made.gateway.health.validate()
+
+
+async def ask(gateway: Gateway, **more) -> httpx.Response:
+    async with httpx.AsyncClient(base_url=gateway.url, trust_env=False) as client:
+        return await client.post("/v1/completions", json={"model": "m", "prompt": "x", "max_tokens": 1} | more)
+
+
+@pytest.mark.parametrize("in_file", [True, False])
+async def test_replicas_serve_as_soon_as_their_agents_say_so(in_file) -> None:
+    async with world(in_file=in_file) as w:
+        asked = asyncio.create_task(ask(w.gateway))  # before anything is there: it waits
+        await asyncio.sleep(0.1)
+        w.agent(0)
+        w.agent(1)
+        answer = await asyncio.wait_for(asked, 5)
+        assert answer.status_code == 200 and answer.headers["x-exaserve-replica"].startswith("node")
+        await until(lambda: w.eligible() == {"node1/r0", "node1/r1", "node2/r0", "node2/r1"})
+        assert (await ask(w.gateway, stream=True)).text.endswith("data: [DONE]\n\n")
+        await until(lambda: all(w.state(each).report_fresh for each in w.eligible()))
+        report = w.state("node1/r0").last_report
+        assert report is not None and (report.running, report.kv_tokens_max) == (0, 400_000)
+        first = w.state("node1/r0").reported_at
+        await until(lambda: w.state("node1/r0").reported_at > first)
+        assert w.state("node1/r0").report_age(time.monotonic()) < 0.5
+        assert w.gateway.telemetry.view(ReplicaId("node1/r0")).polls == 0, "what an agent watches is not polled"
+
+
+async def test_a_joining_node_serves_within_half_a_second_of_its_engines_being_ready() -> None:
+    async with world(in_file=False) as w:
+        w.agent(0)
+        await until(lambda: len(w.eligible()) == 2)
+        joining = w.agent(1)
+        await until(lambda: joining.ready() == 2)
+        assert await until(lambda: len(w.eligible()) == 4) < 0.5
+
+
+async def test_an_agent_that_is_killed_takes_its_replicas_out_and_brings_them_back() -> None:
+    async with world() as w:
+        first = w.agent(0)
+        w.agent(1)
+        await until(lambda: len(w.eligible()) == 4)
+        w.kill(first)
+        assert await until(lambda: w.eligible() == {"node2/r0", "node2/r1"}) < 2.0
+        assert [(await ask(w.gateway)).status_code for _ in range(4)] == [200] * 4
+        back = w.agent(0)
+        await until(lambda: back.ready() == 2)
+        assert await until(lambda: len(w.eligible()) == 4) < 2.0
+        assert w.state("node1/r0").ramp < 0.5, "a slow start, not a flood"
+        assert w.gateway.health.view(ReplicaId("node1/r0")).state == "ramping"
+
+
+async def test_silence_counts_as_loss() -> None:
+    """A connection that stays open and says nothing: a network that swallows packets."""
+    async with world() as w:
+        first = w.agent(0)
+        await until(lambda: len(w.eligible()) == 2)
+        assert first._timer is not None
+        first._timer.cancel()
+        assert await until(lambda: not w.eligible()) < 2.0
+        assert any("event=agent_lost" in line and "nothing heard" in line for line in w.lines)
+
+
+async def test_engines_that_outlive_the_link_to_their_agent_are_probed_and_polled_from_here() -> None:
+    async with world() as w:
+        agent = w.agent(0)
+        await until(lambda: len(w.eligible()) == 2)
+        for uplink in agent.uplinks:
+            await uplink.close()
+        await until(lambda: w.gateway.telemetry.view(ReplicaId("node1/r0")).polls > 0)
+        await until(lambda: len(w.eligible()) == 2)
+
+
+async def test_a_gateway_that_restarts_has_the_whole_picture_at_once() -> None:
+    async with world() as w:
+        w.agent(0)
+        await until(lambda: len(w.eligible()) == 2)
+        address = w.gateway.agents.address  # type: ignore[union-attr]
+        await w.gateway.stop(0.0)
+        settings = msgspec.structs.replace(w.settings, port=int(address.rpartition(":")[2]))
+        cluster = msgspec.structs.replace(w.cluster, agents=settings)
+        w.gateway = Gateway(cluster, log=null_log(), rng=Random(0), agent_token=TOKEN)
+        await w.gateway.start()
+        assert await until(lambda: len(w.eligible()) == 2) < 2.0
+        await until(lambda: w.state("node1/r1").report_fresh)
+
+
+async def test_an_agent_that_leaves_on_purpose_takes_what_only_it_knew() -> None:
+    async with world(in_file=False) as w:
+        agent = w.agent(0)
+        await until(lambda: len(w.eligible()) == 2)
+        w.agents.remove(agent)
+        await agent.stop(0.5)
+        await until(lambda: not w.gateway.scheduler.states())
+        assert any("event=agent_left" in line for line in w.lines)
+
+
+async def test_strangers_are_refused() -> None:
+    async with world() as w:
+        w.agent(0, token="another token, wrong")
+        w.agent(1, token=None)
+        await until(lambda: w.gateway.agents.refused >= 2)  # type: ignore[union-attr]
+        assert not w.gateway.agents.nodes and not w.eligible()  # type: ignore[union-attr]
+
+
+async def test_an_agent_cannot_speak_for_another_nodes_replicas() -> None:
+    async with world() as w:
+        w.agent(0)
+        await until(lambda: len(w.eligible()) == 2)
+        url = w.state("node1/r0").url
+        w.cluster = msgspec.structs.replace(w.cluster, nodes=(NodeEntry(name="node1", address="127.0.3.9"),))
+        w.agent(0, name="thief")
+        await until(lambda: any("event=replica_refused" in line and "it is node1's" in line for line in w.lines))
+        assert w.state("node1/r0").url == url
+
+
+async def test_verbs_through_the_admin_api() -> None:
+    async with world(nodes=1, replicas=2) as w:
+        agent = w.agent(0)
+        await until(lambda: len(w.eligible()) == 2)
+        async with httpx.AsyncClient(base_url=w.gateway.admin_url, trust_env=False) as admin:
+            done = await admin.post("/nodes/node1/drain", json={"replica": "r0"})
+            assert (done.status_code, done.json()["lines"]) == (200, ["node1/r0: drain (was ready)"])
+            await until(lambda: w.eligible() == {"node1/r1"})
+            assert w.state("node1/r0").available, "drained, not ejected: requests in flight go on"
+            await admin.post("/nodes/node1/resume", json={"replica": "r0"})
+            await until(lambda: len(w.eligible()) == 2)
+            await admin.post("/nodes/node1/stop")
+            await until(lambda: not w.eligible())
+            await until(lambda: {state.value for state in agent.states().values()} == {"stopped"})
+            await admin.post("/nodes/node1/restart")
+            await until(lambda: len(w.eligible()) == 2)
+            assert (await admin.post("/nodes/node1/logs", json={"lines": 5})).json()["lines"]
+            for path, status in (("nodes/node9/stop", 404), ("nodes/node1/exec", 404)):
+                assert (await admin.post(f"/{path}")).status_code == status
+            refused = await admin.post("/nodes/node1/stop", json={"replica": "r9"})
+            assert refused.status_code == 409 and "r9" in refused.json()["error"]["message"]
+            assert (await admin.post("/nodes/node1/stop", json={"command": "rm"})).status_code == 400
+            assert (await admin.get("/nodes")).json()["ready"] == 2
+            rows = (await admin.get("/nodes/all")).json()["nodes"]
+            assert [row["node"] for row in rows] == ["node1"]
+
+
+def test_an_open_port_needs_a_secret() -> None:
+    settings = AgentSettings(enabled=True, host="0.0.0.0", port=0)
+    cluster = Cluster(agents=settings, gateway=GatewaySettings(port=0, admin_port=0))
+    with pytest.raises(ConfigError, match="token_file or mutual TLS"):
+        Gateway(cluster, log=null_log())

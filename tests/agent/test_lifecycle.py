@@ -1,0 +1,97 @@
+"""The table of a replica's life, and the pure decisions around it."""
+
+from __future__ import annotations
+
+import pytest
+
+from exaserve.agent.lifecycle import HAS_PROCESS, TRANSITIONS, Event, IllegalTransition, State, transition
+from exaserve.agent.policy import HangWatch, RestartPolicy, diagnose
+
+
+def test_every_state_can_be_reached_and_left() -> None:
+    reached = {State.STOPPED}
+    while True:
+        more = {new for (old, _), new in TRANSITIONS.items() if old in reached} - reached
+        if not more:
+            break
+        reached |= more
+    assert reached == set(State)
+    assert {old for old, _ in TRANSITIONS} == set(State)
+
+
+def test_only_loading_answering_and_warming_lead_to_ready() -> None:
+    into = {(old, event) for (old, event), new in TRANSITIONS.items() if new is State.READY}
+    assert into == {(State.WARMING, Event.WARMED), (State.DRAINING, Event.RESUME)}
+
+
+def test_every_state_with_a_process_can_be_stopped_and_can_see_it_end() -> None:
+    for state in HAS_PROCESS:
+        assert (state, Event.EXITED) in TRANSITIONS
+        assert state is State.STOPPING or TRANSITIONS[state, Event.STOP] is State.STOPPING
+
+
+def test_illegal_pairs_raise() -> None:
+    with pytest.raises(IllegalTransition, match="WARMED cannot happen in STOPPED"):
+        transition(State.STOPPED, Event.WARMED)
+
+
+@pytest.mark.parametrize(
+    ("line", "cause", "hopeless"),
+    [
+        ("safetensors_rust.SafetensorError: Error while deserializing header: HeaderTooLarge", "damaged weights", True),
+        ("RuntimeError: PytorchStreamReader failed reading zip archive", "damaged weights", True),
+        ("llama_model_load: error loading model: invalid magic", "damaged weights", True),
+        ("OSError: x/y is not a local folder and is not a valid model identifier", "weights are not there", True),
+        ("api_server.py: error: unrecognized arguments: --tenosr", "wrong arguments", True),
+        ("vllm: No such file or directory", "program not found", True),
+        ("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate", "out of accelerator memory", False),
+        ("OSError: [Errno 98] address already in use", "port in use", False),
+        ("INFO all is well", "", False),
+    ],
+)
+def test_last_words_are_understood(line, cause, hopeless) -> None:
+    found = diagnose(["INFO loading", line, "shutting down"])
+    assert (found.cause, found.hopeless) == (cause, hopeless)
+    if cause:
+        assert found.line == line
+
+
+def test_restarts_have_growing_pauses_and_an_end() -> None:
+    policy = RestartPolicy(restarts_max=3, backoff_s=1.0, backoff_max_s=3.0, window_s=100.0)
+    nothing = diagnose([])
+    delays = [policy.failed("ended", nothing, True, now).delay_s for now in (0.0, 1.0, 2.0)]
+    assert delays == [1.0, 2.0, 3.0]
+    last = policy.failed("ended", nothing, True, 3.0)
+    assert last.delay_s is None and "gave up after 3 restarts" in last.reason
+    assert policy.failed("ended", nothing, True, 500.0).delay_s == 1.0
+    policy.forget()
+    assert policy.failed("ended", nothing, True, 501.0).delay_s == 1.0
+
+
+def test_damaged_weights_are_not_tried_again() -> None:
+    policy = RestartPolicy(5, 1.0, 60.0, 600.0)
+    found = diagnose(["SafetensorError: HeaderTooLarge"])
+    refused = policy.failed("ended with exit code 1", found, False, 0.0)
+    assert refused.delay_s is None
+    assert "damaged weights: SafetensorError" in refused.reason
+    assert policy.failed("was ended by SIGKILL", found, True, 1.0).delay_s == 1.0, "it had served: the weights are good"
+
+
+def test_no_restart_at_all_where_none_is_allowed() -> None:
+    assert RestartPolicy(0, 1.0, 1.0, 10.0).failed("ended", diagnose([]), True, 0.0).delay_s is None
+
+
+def test_a_hang_is_requests_without_tokens_or_no_answered_probe() -> None:
+    watch = HangWatch(10.0)
+    watch.reset(0.0)
+    watch.sampled(3, 100.0, 1.0)
+    watch.probed_well(1.0)
+    watch.sampled(3, 100.0, 9.0)
+    assert watch.hung(10.9) == ""
+    watch.sampled(3, 100.0, 11.5)
+    assert "while requests run" in watch.hung(11.5)
+    watch.sampled(3, 101.0, 12.0)
+    watch.probed_well(12.0)
+    assert watch.hung(21.0) == ""
+    watch.sampled(0, 101.0, 21.0)
+    assert "no completion answered" in watch.hung(22.5), "an idle engine that answers no probe hangs too"

@@ -1,0 +1,112 @@
+"""A node behind a real link that is cut: a network namespace, a veth pair, an agent process inside."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+import time
+from random import Random
+
+import httpx
+import pytest
+
+from exaserve.config import load_cluster
+from exaserve.domain.replica import ReplicaId
+from exaserve.gateway.app import Gateway
+from exaserve.observe import EventLog
+
+pytestmark = [pytest.mark.may_block, pytest.mark.slow]
+
+NAME = f"exa{os.getpid() % 100_000}"
+NET = f"10.213.{os.getpid() % 250}"
+
+
+def ip(*args: str) -> None:
+    subprocess.run(["ip", *args], check=True, capture_output=True)
+
+
+@pytest.fixture
+def link():
+    """A namespace with a link to it; yields the name of our end."""
+    try:
+        ip("netns", "add", NAME)
+    except (OSError, subprocess.CalledProcessError) as error:
+        pytest.skip(f"network namespaces cannot be made here (needs root and CAP_NET_ADMIN): {error}")
+    try:
+        ip("link", "add", f"{NAME}a", "type", "veth", "peer", "name", f"{NAME}b", "netns", NAME)
+        ip("addr", "add", f"{NET}.1/24", "dev", f"{NAME}a")
+        ip("link", "set", f"{NAME}a", "up")
+        ip("-n", NAME, "addr", "add", f"{NET}.2/24", "dev", f"{NAME}b")
+        ip("-n", NAME, "link", "set", f"{NAME}b", "up")
+        ip("-n", NAME, "link", "set", "lo", "up")
+    except subprocess.CalledProcessError as error:
+        ip("netns", "del", NAME)
+        pytest.skip(f"veth pairs cannot be made here: {error.stderr!r}")
+    yield f"{NAME}a"
+    ip("netns", "del", NAME)
+
+
+async def until(condition, timeout_s: float) -> float:
+    began = time.monotonic()
+    while not condition():
+        assert time.monotonic() - began < timeout_s, "it did not happen"
+        await asyncio.sleep(0.01)
+    return time.monotonic() - began
+
+
+async def test_a_node_that_is_cut_off_is_out_within_two_seconds_and_back_within_two(link, tmp_path) -> None:
+    token = tmp_path / "token"
+    token.write_text("the secret of the inside")
+    config = tmp_path / "cluster.yaml"
+    config.write_text(
+        f"model: m\nengine: 'null'\nbase_port: 18001\n"
+        f"nodes: [{{name: far, address: {NET}.2}}, {{name: near, address: 127.0.77.1}}]\n"
+        f"health: {{slow_start: 5s}}\n"
+        f"gateway: {{port: 8000, admin_port: 8900, drain: 0s}}\n"
+        f"agents: {{enabled: true, host: {NET}.1, port: 18902, token_file: {token}}}\n"
+    )
+    cluster = load_cluster(config)
+    import msgspec
+
+    cluster = msgspec.structs.replace(
+        cluster, gateway=msgspec.structs.replace(cluster.gateway, port=0, admin_port=0)
+    )
+    lines: list[str] = []
+    gateway = Gateway(
+        cluster, log=EventLog(lines.append), rng=Random(0), agent_token=token.read_text().strip()
+    )
+    await gateway.start()
+    agent = [sys.executable, "-m", "exaserve", "agent", "-c", str(config), "--node"]
+    far = subprocess.Popen(["ip", "netns", "exec", NAME, *agent, "far"], stderr=subprocess.DEVNULL)
+    near = subprocess.Popen([*agent, "near"], stderr=subprocess.DEVNULL)
+
+    def eligible() -> set[str]:
+        return {str(each) for each, state in gateway.scheduler.states().items() if state.eligible}
+
+    async def served(count: int) -> list[str]:
+        async with httpx.AsyncClient(base_url=gateway.url, trust_env=False, timeout=20) as client:
+            body = {"model": "m", "prompt": "x", "max_tokens": 1}
+            answers = [await client.post("/v1/completions", json=body) for _ in range(count)]
+        assert all(answer.status_code == 200 for answer in answers)
+        return [answer.headers["x-exaserve-replica"] for answer in answers]
+
+    try:
+        await until(lambda: eligible() == {"far/r0", "near/r0"}, 20)
+        assert set(await served(8)) == {"far/r0", "near/r0"}
+        ip("link", "set", link, "down")
+        asked = asyncio.create_task(served(4))  # some of these go to the node that is not there any more
+        assert await until(lambda: eligible() == {"near/r0"}, 5) < 2.0
+        assert set(await asyncio.wait_for(asked, 15)) == {"near/r0"}
+        await asyncio.sleep(2.5)
+        ip("link", "set", link, "up")
+        back_s = await until(lambda: "far/r0" in eligible(), 8)
+        assert back_s < 2.5, "two seconds, and some for a loaded machine"
+        assert gateway.health.view(ReplicaId("far/r0")).state == "ramping"
+        assert gateway.scheduler.states()[ReplicaId("far/r0")].ramp < 0.6
+    finally:
+        for process in (far, near):
+            process.terminate()
+            process.wait(15)
+        await gateway.stop(0.0)

@@ -1,0 +1,222 @@
+"""Real processes under supervision: start, crash, damaged weights, hang, stages, stop, and nothing left behind."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from exaserve.agent.host import ProcessHost
+from exaserve.agent.lifecycle import State
+from exaserve.agent.machine import Machine
+from exaserve.agent.meters import Meters
+from exaserve.agent.node import NodeAgent
+from exaserve.agent.plan import plan_node
+from exaserve.agent.ports import Hold
+from exaserve.config import AgentSettings, Cluster, NodeEntry, Pool
+from exaserve.domain.errors import ConfigError
+from exaserve.observe import EventLog
+
+pytestmark = pytest.mark.may_block
+
+ENGINE = str(Path(__file__).with_name("engine.py"))
+QUICK = AgentSettings(
+    interval_s=0.05, probe_interval_s=0.1, probe_timeout_s=0.5, warm_requests=1, hang_s=2.5, backoff_s=0.05,
+    backoff_max_s=0.1, restarts_max=2, drain_s=1.0, stop_s=0.5, start_timeout_s=10.0,
+)  # fmt: skip
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+async def until(condition, timeout_s: float = 10.0) -> None:
+    end = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < end, "it did not happen"
+        await asyncio.sleep(0.01)
+
+
+@contextlib.asynccontextmanager
+async def node(folder: Path, *flags: str, settings: AgentSettings = QUICK, **pool) -> AsyncIterator[NodeAgent]:
+    entry = NodeEntry(name="n", address="127.0.0.1")
+    command = (sys.executable, ENGINE, "{host}", "{port}", *flags)
+    made = Pool(model="m", engine="command", engine_command=command, base_port=free_port(), **pool)
+    cluster = Cluster(nodes=(entry,), pools=(made,), agents=settings)
+    lines: list[str] = []
+    agent = NodeAgent(
+        "n",
+        plan_node(cluster, entry, Machine(), folder),
+        (),
+        settings,
+        ProcessHost(settings.stop_s, settings.log_bytes_max),
+        EventLog(lines.append, burst_max=1000),
+        meters=Meters(time.monotonic),
+        rng=Random(0),
+    )
+    agent.lines = lines  # type: ignore[attr-defined]
+    agent.start()
+    try:
+        yield agent
+    finally:
+        await agent.stop(0.0)
+
+
+async def test_an_engine_goes_through_its_life_and_ends_with_its_log_kept(tmp_path) -> None:
+    async with node(tmp_path, "--words", "hello from the engine", environment={"MARK": "x"}) as agent:
+        (unit,) = agent.units.values()
+        await until(lambda: unit.ready)
+        pid = unit.engine.pid
+        assert alive(pid)
+        await until(lambda: unit.sampler.last is not None)
+    states = [line.split("state=")[1].split()[0] for line in agent.lines if "event=replica_state" in line]
+    assert states == ["starting", "loading", "warming", "ready", "draining", "stopping", "stopped"]
+    assert not alive(pid)
+    assert "hello from the engine" in (tmp_path / "logs" / "n_r0.log").read_text()
+
+
+async def test_a_crash_is_restarted_and_given_up_in_the_end(tmp_path) -> None:
+    async with node(tmp_path, "--crash-after", "0.4") as agent:
+        (unit,) = agent.units.values()
+        await until(lambda: unit.restarts >= 1 and unit.ready)
+        await until(lambda: unit.state is State.FAILED, 15.0)
+        assert unit.restarts == 2
+        assert "ended with exit code 3" in unit.reason and "gave up" in unit.reason
+
+
+async def test_damaged_weights_are_reported_and_never_serve(tmp_path) -> None:
+    words = "safetensors_rust.SafetensorError: Error while deserializing header: HeaderTooLarge"
+    async with node(tmp_path, "--words", words, "--exit", "1") as agent:
+        (unit,) = agent.units.values()
+        await until(lambda: unit.state is State.FAILED)
+        assert unit.restarts == 0
+        assert "damaged weights" in unit.reason and "HeaderTooLarge" in unit.reason
+        assert not any("state=ready" in line for line in agent.lines)
+        assert any("event=last_words" in line and "HeaderTooLarge" in line for line in agent.lines)
+        assert unit.last_words == [words]
+
+
+async def test_a_failed_engine_starts_again_when_asked(tmp_path) -> None:
+    async with node(tmp_path, "--exit", "1", settings=AgentSettings(restarts_max=0, interval_s=0.05)) as agent:
+        (unit,) = agent.units.values()
+        await until(lambda: unit.state is State.FAILED)
+        before = len(agent.lines)
+        unit.ask("start")
+        await until(lambda: any("state=starting" in line for line in agent.lines[before:]))
+        await until(lambda: unit.state is State.FAILED)
+
+
+async def test_an_engine_that_hangs_is_restarted(tmp_path) -> None:
+    freeze = tmp_path / "freeze"
+    async with node(tmp_path, "--freeze-file", str(freeze)) as agent:
+        (unit,) = agent.units.values()
+        await until(lambda: unit.ready)
+        pid = unit.engine.pid
+        freeze.touch()
+        await until(lambda: not unit.ready, 5.0)
+        assert unit.state is State.READY, "first it is only called not ready"
+        await until(lambda: unit.restarts == 1, 10.0)
+        freeze.unlink()
+        await until(lambda: unit.ready)
+        assert unit.engine.pid != pid
+        assert not alive(pid)
+        assert any("event=replica_hangs" in line for line in agent.lines)
+
+
+async def test_verbs(tmp_path) -> None:
+    async with node(tmp_path) as agent:
+        (unit,) = agent.units.values()
+        await until(lambda: unit.ready)
+        unit.ask("drain")
+        await until(lambda: unit.state is State.DRAINING)
+        unit.ask("resume")
+        await until(lambda: unit.ready)
+        pid = unit.engine.pid
+        unit.ask("restart", 0.5)
+        await until(lambda: unit.ready and unit.engine.pid != pid)
+        assert unit.restarts == 0, "an asked for restart is no failure"
+        unit.ask("stop")
+        await until(lambda: unit.state is State.STOPPED)
+        with pytest.raises(ValueError, match="rm -rf"):
+            unit.ask("rm -rf /")
+
+
+async def test_stages_start_in_order_and_before_the_engine(tmp_path) -> None:
+    stage = ("sh", "-c", f'echo stage {{stage}}; exec "{sys.executable}" {ENGINE} {{host}} {{stage_port}}')
+    async with node(tmp_path, pipeline_parallel_size=3, stage_command=stage) as agent:
+        (unit,) = agent.units.values()
+        await until(lambda: unit.ready, 15.0)
+        pids = unit.engine.pids()
+        assert len(pids) == 4
+    assert not any(alive(pid) for pid in pids)
+    log = (tmp_path / "logs" / "n_r0.log").read_text()
+    assert [line for line in log.splitlines() if "stage " in line] == [f"stage{k} | stage {k}" for k in range(3)]
+
+
+def test_ports_are_held_against_agents_and_strangers() -> None:
+    port = free_port()
+    hold = Hold("127.0.0.1", (port,))
+    with pytest.raises(ConfigError, match=f"port {port} of 127.0.0.1 is in use"):
+        Hold("127.0.0.1", (port,))
+    hold.close()
+    with socket.socket() as stranger:
+        stranger.bind(("127.0.0.1", port))
+        stranger.listen()
+        with pytest.raises(ConfigError, match="in use"):
+            Hold("127.0.0.1", (port,))
+    Hold("127.0.0.1", (port,)).close()
+
+
+def test_no_survivors_when_the_agent_itself_is_killed(tmp_path) -> None:
+    """Not even a grandchild that has left its session and ignores SIGTERM."""
+    daemon, port = tmp_path / "daemon", free_port()
+    config = tmp_path / "cluster.yaml"
+    config.write_text(
+        f"model: m\nengine: command\nengine_command: ['{sys.executable}', '{ENGINE}', '{{host}}', '{{port}}', "
+        f"'--daemon', '{daemon}']\nnodes: [{{name: n, address: 127.0.0.1}}]\nbase_port: {port}\n"
+        f"agents: {{enabled: true, port: {free_port()}, state_dir: {tmp_path}, stop: 500ms}}\n"
+    )
+    command = [sys.executable, "-m", "exaserve", "agent", "-c", str(config)]
+    agent = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    try:
+        engine = 0
+        assert agent.stderr is not None
+        for line in agent.stderr:
+            if "state=loading" in line:
+                engine = int(line.split("pid ")[1].rstrip('"\n'))
+            if "state=ready" in line:
+                break
+        grandchild = int(daemon.read_text())
+        assert alive(engine) and alive(grandchild)
+        os.kill(agent.pid, signal.SIGKILL)
+        agent.wait()
+        end = time.monotonic() + 5.0
+        while (alive(engine) or alive(grandchild)) and time.monotonic() < end:
+            time.sleep(0.02)
+        assert not alive(engine) and not alive(grandchild)
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(("127.0.0.1", port))
+    finally:
+        agent.kill()
+        agent.wait()
+        agent.stderr.close()  # type: ignore[union-attr]
