@@ -31,9 +31,13 @@ class Snapshot(NamedTuple):
 
 def status(
     admin: Annotated[
-        str | None, typer.Option(metavar="URL", help=f"Admin API of the gateway. [{_DEFAULT_URL}]")
+        str | None,
+        typer.Option("--admin-url", "--admin", metavar="URL", help=f"Admin API of the gateway. [{_DEFAULT_URL}]"),
     ] = None,
-    token_file: Annotated[Path | None, typer.Option(metavar="FILE", help="Bearer token of the admin API.")] = None,
+    token_file: Annotated[
+        Path | None,
+        typer.Option("--admin-token-file", "--token-file", metavar="FILE", help="Bearer token of the admin API."),
+    ] = None,
     once: Annotated[bool, typer.Option("--once", help="Print one table and end.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print what the admin API says, as JSON, and end.")] = False,
     interval_s: Annotated[float, typer.Option("--interval", min=0.1, help="Seconds between two looks.")] = 1.0,
@@ -50,7 +54,9 @@ def status(
         try:
             headers["authorization"] = f"Bearer {token_file.read_text('utf-8').strip()}"
         except (OSError, UnicodeDecodeError) as error:
-            raise ConfigError(f"--token-file {token_file}: cannot be read: {error}", param="--token-file") from None
+            raise ConfigError(
+                f"--admin-token-file {token_file}: cannot be read: {error}", param="--admin-token-file"
+            ) from None
     with httpx.Client(base_url=url, headers=headers, timeout=5.0, trust_env=False) as client:
         snapshot = _look(client, url)
         if as_json:
@@ -71,7 +77,7 @@ def _look(client: Any, url: str) -> Snapshot:
         answer = client.get("/replicas")
     except (httpx.HTTPError, httpx.InvalidURL) as error:
         raise ExaServeError(
-            f"no gateway answers at {url} ({_why(error)}); start one, or name its admin API by --admin"
+            f"no gateway answers at {url} ({_why(error)}); start one, or name its admin API by --admin-url"
         ) from None
     try:
         data = answer.json()

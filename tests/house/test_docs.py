@@ -1,0 +1,82 @@
+"""Pages that are made from the code, or name things in it, are in step with it."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from exaserve.config import parse_cluster
+
+ROOT = Path(__file__).parents[2]
+PENDING = {"agent.md", "bench.md", "calibrate.md", "discovery.md", "several-gateways.md", "simulator.md"}
+"""Pages that others link to and that are being written. This set only shrinks."""
+
+
+def test_the_cluster_files_keys_are_in_step() -> None:
+    done = subprocess.run(
+        [sys.executable, ROOT / "scripts" / "config_reference.py", "--check"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_links_between_pages_lead_somewhere() -> None:
+    broken = []
+    for page in [ROOT / "README.md", *ROOT.glob("docs/*.md")]:
+        for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text("utf-8")):
+            if not (page.parent / target).exists() and Path(target).name not in PENDING:
+                broken.append(f"{page.name}: {target}")
+    assert broken == []
+
+
+def test_metrics_that_pages_name_exist() -> None:
+    code = "".join(path.read_text("utf-8") for path in (ROOT / "src").rglob("*.py"))
+    known = set(re.findall(r"exaserve_\w+", code))
+    suffixes = ("", "_bucket", "_sum", "_count")
+    unknown = set()
+    for page in ("gateway.md", "operating.md", "scheduling.md"):
+        for name in re.findall(r"\bexaserve_\w+", (ROOT / "docs" / page).read_text("utf-8")):
+            made = any(name.startswith(stem) for stem in known if stem.endswith("_"))  # f"exaserve_agent_{…}"
+            if not made and not any(name.removesuffix(suffix) in known for suffix in suffixes):
+                unknown.add(f"{page}: {name}")
+    assert unknown == set()
+
+
+def test_cluster_files_that_pages_show_are_good() -> None:
+    shown = []
+    for page in ("README.md", "docs/cluster-file.md"):
+        shown += re.findall(r"```yaml\n(.*?)```", (ROOT / page).read_text("utf-8"), re.DOTALL)
+    assert len(shown) >= 5
+    for text in shown:
+        assert parse_cluster(text).replicas()
+
+
+def test_prometheus_takes_the_rules_that_operating_shows(tmp_path: Path) -> None:
+    promtool = shutil.which("promtool")
+    if promtool is None:
+        pytest.skip("promtool is not installed")
+    page = (ROOT / "docs" / "operating.md").read_text("utf-8")
+    config, rules = re.findall(r"```yaml\n(.*?)```", page, re.DOTALL)
+    queries = [
+        query.replace("\\|", "|") for query in re.findall(r"\| `(.*)` \|$", page.split("## Alerts")[0], re.MULTILINE)
+    ]
+    assert len(queries) >= 10
+    recorded = "".join(f"  - {{record: 'q:{i}', expr: '{query}'}}\n" for i, query in enumerate(queries))
+    for name, text, check in (
+        ("prometheus.yml", config, "config"),
+        ("rules.yml", rules, "rules"),
+        ("queries.yml", f"groups:\n- name: q\n  rules:\n{recorded}", "rules"),
+    ):
+        (tmp_path / name).write_text(text)
+        done = subprocess.run(
+            [promtool, "check", check, tmp_path / name], capture_output=True, text=True, timeout=60, check=False
+        )
+        assert done.returncode == 0, done.stderr + done.stdout
