@@ -52,6 +52,12 @@ def test_other_dialects_have_first_tokens_too():
         assert EventReader().feed(text), text
 
 
+def test_a_completion_chunk_without_text_is_a_token_unless_it_is_the_end():
+    chunk = b'data: {"object":"text_completion","choices":[{"index":0,"text":"","finish_reason":%s}]}\n\n'
+    assert EventReader().feed(chunk % b"null")
+    assert not EventReader().feed(chunk % b'"stop"')
+
+
 def test_comments_are_no_events():
     reader = EventReader()
     assert not reader.feed(b": keep-alive\n\n")

@@ -94,6 +94,11 @@ class LoadClient:
         self._timer: asyncio.Handle | None = None
         self._alarm: Alarm | None = None
 
+    @property
+    def records(self) -> list[Record]:
+        """Records so far; those of open requests fill up while they run."""
+        return self._records
+
     def now(self) -> float:
         """Seconds from the start of the run."""
         return time.monotonic() - self._started_at

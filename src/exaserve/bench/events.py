@@ -15,6 +15,8 @@ __all__ = ["EventReader", "UsageSeen", "usage_seen", "usage_tokens"]
 # (``text``), reasoning, tool calls (``arguments``), responses (``delta``). Role-only events have "" or null.
 _CONTENT = re.compile(
     rb'"(?:content|text|reasoning_content|reasoning|arguments|delta|thinking|partial_json)"\s*:\s*"[^"]'
+    # A completion's chunk is a token also where it decodes to nothing yet (half of a character); only its end is not.
+    rb'|"text_completion"[^\n]*"text"\s*:\s*""[^\n]*"finish_reason"\s*:\s*null'
 )
 _PROMPT_USAGE = re.compile(rb'"(?:prompt_tokens|input_tokens)"\s*:\s*(\d+)')
 _CACHED_USAGE = re.compile(rb'"(?:cached_tokens|cache_read_input_tokens)"\s*:\s*(\d+)')

@@ -44,6 +44,7 @@ COMMANDS: dict[str, CommandEntry] = {
     "gateway": CommandEntry(SERVE, "Put one OpenAI-compatible endpoint in front of replicas."),
     "bench": CommandEntry(OPERATE, "Put an endpoint under load and judge what its users felt."),
     "agent": CommandEntry(SERVE, "Start a node's engines, watch them, and tell every gateway."),
+    "calibrate": CommandEntry(OPERATE, "Measure one replica, for scheduler, planner and simulator."),
     "status": CommandEntry(OPERATE, "Show a gateway's replicas as a live table."),
     "stop": CommandEntry(OPERATE, "Drain a node's replicas, or one, and stop them."),
     "drain": CommandEntry(OPERATE, "Take a node's replicas, or one, out of rotation."),

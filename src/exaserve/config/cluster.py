@@ -271,6 +271,7 @@ def _spec(pool: Pool, replica: ReplicaId, url: str, node: str, engine: str) -> R
         kv_tokens_max=pool.kv_tokens_max,
         prefill_tokens_per_s=pool.prefill_tokens_per_s,
         decode_step_s=pool.decode_step_s,
+        kv_bytes_per_token=pool.kv_bytes_per_token,
     )
 
 

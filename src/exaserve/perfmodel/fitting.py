@@ -32,6 +32,7 @@ __all__ = [
     "fit_prefill",
     "fit_weights",
     "least_squares",
+    "robust_least_squares",
 ]
 
 Floats = NDArray[np.float64]
@@ -41,6 +42,9 @@ ERROR_SHARE_MAX = 0.2
 SPREAD_MIN = 4.0
 """Largest over smallest of what a constant multiplies, below which runs say nothing of it."""
 ERROR_FLOOR = 1e-9
+HUBER_LIMIT = 1.5
+"""In standard deviations: what is further off counts in proportion to its distance only."""
+HUBER_ROUNDS = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +117,7 @@ class ProbePoint:
     """What a short prompt lost by a replica's load: seconds to first token more than alone, and the load's measures.
 
     Attributes:
+        kv_gb: NaN where a token's bytes are not known.
         net_mb_s: NaN where nobody measures the replica's network.
     """
 
@@ -152,6 +157,20 @@ def least_squares(columns: Floats, y: Floats, weights: Floats) -> tuple[Floats, 
     variance = float(left @ left) / freedom
     errors = np.sqrt(np.maximum(np.diag(inverse), 0.0) * variance)
     return found / scale, errors / scale, math.sqrt(variance)
+
+
+def robust_least_squares(columns: Floats, y: Floats, weights: Floats) -> tuple[Floats, Floats, float]:
+    """As :func:`least_squares`, with observations far off the others counted less (Huber 1964): on a machine that does
+    other work now and then, some runs are late for no reason of the replica's."""
+    found, errors, left = least_squares(columns, y, weights)
+    for _ in range(HUBER_ROUNDS):
+        off = np.abs(y - columns @ found) * np.sqrt(weights)
+        scale = 1.4826 * float(np.median(off))
+        if scale <= 0.0:
+            break
+        damped = weights * np.minimum(1.0, HUBER_LIMIT * scale / np.maximum(off, 1e-12))
+        found, errors, left = least_squares(columns, y, damped)
+    return found, errors, left
 
 
 def _carried(estimate: Estimate, share: float = ERROR_SHARE_MAX) -> bool:
@@ -197,13 +216,13 @@ def _prefill_once(points: Sequence[PrefillPoint]) -> Fit:
     square = np.stack([np.ones_like(tokens), tokens, tokens**2], axis=1)
     refused: list[Refusal] = []
     try:
-        found, errors, left = least_squares(square, y, weights)
+        found, errors, left = robust_least_squares(square, y, weights)
         pair = Estimate(float(found[2]), float(errors[2]))
     except ValueError:
         found, errors, left = np.zeros(3), np.zeros(3), math.nan
         pair = Estimate(0.0, math.inf)
-    # Twice its error is the least that can be told from nothing; attention that costs nothing measurable is no fault.
-    if not _carried(pair, 0.5):
+    # Three times its error is the least that can be told from nothing; attention that costs nothing measurable is no fault.
+    if not _carried(pair, 1.0 / 3.0):
         refused.append(
             Refusal(
                 "quadratic part of prefill",
@@ -211,7 +230,7 @@ def _prefill_once(points: Sequence[PrefillPoint]) -> Fit:
                 f"lone prompts longer than {int(tokens.max())} tokens, or more of them",
             )
         )
-        found, errors, left = least_squares(square[:, :2], y, weights)
+        found, errors, left = robust_least_squares(square[:, :2], y, weights)
         pair = Estimate(0.0, 0.0)
     a = Estimate(float(found[1]), float(errors[1]))
     out = {"first_token_s": Estimate(max(0.0, float(found[0])), float(errors[0]))}
@@ -257,7 +276,7 @@ def fit_decode(points: Sequence[DecodePoint]) -> Fit:
     weights = np.array([float(max(1, p.steps)) for p in points]) / y**2
     weights /= weights.mean() * float(np.mean(y) ** 2)
     try:
-        found, errors, _ = least_squares(np.stack([choices[c] for c in columns], axis=1), y, weights)
+        found, errors, _ = robust_least_squares(np.stack([choices[c] for c in columns], axis=1), y, weights)
     except ValueError as error:
         refused.insert(0, Refusal("decode", str(error), "batches of 1, 4 and 16 at contexts of 128 and 2048 tokens"))
         return Fit({}, tuple(refused), math.nan, len(points))

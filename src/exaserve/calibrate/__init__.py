@@ -1,0 +1,30 @@
+"""Measures one replica and fits the constants that scheduler, emulator, simulator and planner share."""
+
+from exaserve.calibrate.design import Batch, Design, Probe, design_runs
+from exaserve.calibrate.judge import (
+    GOOD_SHARE,
+    Prediction,
+    evidence,
+    fit_profile,
+    median_error,
+    model_kv_bytes,
+    predict,
+)
+from exaserve.calibrate.measure import Measurements, Measurer, decode_point
+
+__all__ = [
+    "GOOD_SHARE",
+    "Batch",
+    "Design",
+    "Measurements",
+    "Measurer",
+    "Prediction",
+    "Probe",
+    "decode_point",
+    "design_runs",
+    "evidence",
+    "fit_profile",
+    "median_error",
+    "model_kv_bytes",
+    "predict",
+]
