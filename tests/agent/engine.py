@@ -24,16 +24,15 @@ if options.words:
     print(options.words, flush=True)
 if options.exit is not None:
     sys.exit(options.exit)
-if options.daemon:
+if options.daemon and os.fork() == 0:
     # A child that leaves its session, ignores SIGTERM and is nobody's child any more.
+    os.setsid()
     if os.fork() == 0:
-        os.setsid()
-        if os.fork() == 0:
-            signal.signal(signal.SIGTERM, signal.SIG_IGN)
-            with open(options.daemon, "w") as file:
-                file.write(str(os.getpid()))
-            time.sleep(300)
-        os._exit(0)
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        with open(options.daemon, "w") as file:
+            file.write(str(os.getpid()))
+        time.sleep(300)
+    os._exit(0)
 if options.crash_after:
     threading.Timer(options.crash_after, lambda: os._exit(3)).start()
 

@@ -70,13 +70,9 @@ async def test_a_node_that_is_cut_off_is_out_within_two_seconds_and_back_within_
     cluster = load_cluster(config)
     import msgspec
 
-    cluster = msgspec.structs.replace(
-        cluster, gateway=msgspec.structs.replace(cluster.gateway, port=0, admin_port=0)
-    )
+    cluster = msgspec.structs.replace(cluster, gateway=msgspec.structs.replace(cluster.gateway, port=0, admin_port=0))
     lines: list[str] = []
-    gateway = Gateway(
-        cluster, log=EventLog(lines.append), rng=Random(0), agent_token=token.read_text().strip()
-    )
+    gateway = Gateway(cluster, log=EventLog(lines.append), rng=Random(0), agent_token=token.read_text().strip())
     await gateway.start()
     agent = [sys.executable, "-m", "exaserve", "agent", "-c", str(config), "--node"]
     far = subprocess.Popen(["ip", "netns", "exec", NAME, *agent, "far"], stderr=subprocess.DEVNULL)

@@ -20,7 +20,8 @@ __all__ = ["Source", "Uplink"]
 
 _BACKOFF_MIN_S, _BACKOFF_MAX_S = 0.05, 0.5
 """A gateway that is back should have every node's picture within two seconds, and 256 agents must not come at once."""
-_CONNECT_S = 1.0
+_CONNECT_S, _CONNECT_FIRST_S = 1.0, 10.0
+"""A try that a returned link may answer at once, and the first, when this machine starts its engines and is busy."""
 _HANDSHAKE_S = 2.0
 _SILENCE_S = 2.0
 """A gateway says twice a second that it lives; a network that swallows packets would else be noticed by TCP in minutes."""
@@ -75,6 +76,7 @@ class Uplink(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._link: Link | None = None
         self._heard_at = 0.0
+        self._silent = 0
         self._whole = True
         self._seq = 0
         self._lost = asyncio.Event()
@@ -118,9 +120,12 @@ class Uplink(asyncio.Protocol):
         if self._link is None or not self._link.established or self._transport is None:
             return
         if self._clock() - self._heard_at > _SILENCE_S:
-            self._why = f"the gateway has said nothing for {_SILENCE_S:g} s"
-            self._transport.abort()
-            return
+            # Once may be our own fault: a loop that was busy for long has not read what has come. Twice is not.
+            self._silent += 1
+            if self._silent > 2:
+                self._why = f"the gateway has said nothing for {_SILENCE_S:g} s"
+                self._transport.abort()
+                return
         self._seq += 1
         if self._transport.get_write_buffer_size() > _BUFFER_BYTES_MAX:
             self.dropped += 1
@@ -156,7 +161,7 @@ class Uplink(asyncio.Protocol):
             self._lost.clear()
             self._why = ""
             try:
-                async with asyncio.timeout(_CONNECT_S):
+                async with asyncio.timeout(_CONNECT_S if self.connects else _CONNECT_FIRST_S):
                     name = self._host if self._tls is not None else None
                     await loop.create_connection(
                         lambda: self, self._host, self._port, ssl=self._tls, server_hostname=name
@@ -164,7 +169,7 @@ class Uplink(asyncio.Protocol):
             except (OSError, TimeoutError, ssl.SSLError) as error:
                 self._note(f"cannot connect: {str(error) or 'timed out'}")
             else:
-                guard = loop.call_later(_HANDSHAKE_S, self._shake_timed_out)
+                guard = loop.call_later(_HANDSHAKE_S if self.connects else _CONNECT_FIRST_S, self._shake_timed_out)
                 began = self._clock()
                 await self._lost.wait()
                 guard.cancel()
@@ -197,6 +202,7 @@ class Uplink(asyncio.Protocol):
         assert self._link is not None
         assert self._transport is not None
         self._heard_at = self._clock()
+        self._silent = 0
         was = self._link.established
         try:
             for kind, payload in self._link.receive(data):

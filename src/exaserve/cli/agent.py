@@ -169,6 +169,7 @@ async def _serve(cluster: Cluster, nodes: tuple[NodeEntry, ...], log: EventLog) 
     meters.start()
     for each in agents:
         each.start()
+        await asyncio.sleep(0)  # thousands of engines must not keep those that are up from speaking
     try:
         await stop.wait()
     finally:

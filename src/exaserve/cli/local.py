@@ -138,7 +138,7 @@ class LocalCluster:
         models = tuple({model: None for spec in self.cluster.replicas() for model in spec.models})
         async with self._client() as client:
             what = f"gateway ({self.url})"
-            await self._until(lambda: self._agents_ready(client, replicas), what, limit_s)
+            await self._until(lambda: self._agents_ready(client, replicas), what, limit_s, pause_max_s=0.2)
             await self._until(lambda: _completes(client, self.url, models), what, GATEWAY_START_S)
 
     async def _agents_ready(self, client: httpx.AsyncClient, replicas: int) -> str:
@@ -244,7 +244,12 @@ class LocalCluster:
         )
 
     async def _until(
-        self, check: Callable[[], Awaitable[str]], what: str, limit_s: float, at_once: asyncio.Semaphore | None = None
+        self,
+        check: Callable[[], Awaitable[str]],
+        what: str,
+        limit_s: float,
+        at_once: asyncio.Semaphore | None = None,
+        pause_max_s: float = _PAUSE_MAX_S,
     ) -> None:
         """Asks until the answer is good, a child of ours has ended, or the time is over."""
         began, pause_s, last = time.monotonic(), _PAUSE_MIN_S, ""
@@ -258,7 +263,7 @@ class LocalCluster:
                     await child.wait()
                     raise StartFailed(_last_words(child))
             await asyncio.sleep(pause_s)
-            pause_s = min(pause_s * 1.5, _PAUSE_MAX_S)
+            pause_s = min(pause_s * 1.5, pause_max_s)
         newest = self._children[-1]
         raise StartFailed(f"{what} did not answer within {limit_s:.0f} s: {last}\n{_last_words(newest)}")
 

@@ -28,7 +28,7 @@ __all__ = ["AgentServer", "Members", "NodeUnknown"]
 
 _TICK_S = 0.1
 _HEARD_S = 0.5
-_HANDSHAKE_S = 2.0
+_HANDSHAKE_S = 5.0
 _VERB_S = 10.0
 _FORGET_S = 600.0
 """How long a replica that only an agent knows of is remembered after the agent is lost."""
@@ -99,6 +99,8 @@ class AgentServer:
         self._server: asyncio.Server | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._heard_next = 0.0
+        self._ticked_at = clock()
+        self._patient_until = 0.0
 
     async def start(self) -> None:
         """OSError where the address cannot be had."""
@@ -286,10 +288,14 @@ class AgentServer:
     def _tick(self) -> None:
         self._timer = asyncio.get_running_loop().call_later(_TICK_S, self._tick)
         now = self.clock()
-        silent = now - self.settings.lost_s
+        if now - self._ticked_at > 0.5 * self.settings.lost_s:
+            self._patient_until = now + self.settings.lost_s
+        self._ticked_at = now
+        # After a pause of our own, what agents have said meanwhile is still in the sockets.
+        silent = now - self.settings.lost_s if now >= self._patient_until else -1.0
         for connection in [each for each in self.nodes.values() if each.heard_at < silent]:
             connection.silent(f"nothing heard for {now - connection.heard_at:.1f} s")
-        for connection in [each for each in self.strangers if each.heard_at < now - _HANDSHAKE_S]:
+        for connection in [each for each in self.strangers if each.heard_at < min(silent, now - _HANDSHAKE_S)]:
             connection.refuse(f"no handshake within {_HANDSHAKE_S:g} s")
         if now >= self._heard_next:
             self._heard_next = now + _HEARD_S
