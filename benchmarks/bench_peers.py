@@ -42,7 +42,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--gateways", type=int, default=8)
     parser.add_argument("--replicas", type=int, default=16)
-    parser.add_argument("--hardware", default="A100-80")
+    parser.add_argument("--hardware", default="L4")
     parser.add_argument("--share", type=float, default=0.8, help="of the replicas' capacity")
     parser.add_argument("--seconds", type=float, default=40.0)
     parser.add_argument("--rounds", type=int, default=2)
@@ -128,6 +128,9 @@ def started(replicas: list[str], count: int, *, peers: bool) -> Iterator[tuple[s
                 raise SystemExit("gateways did not get ready:\n" + Path(folder.name, "0.log").read_text())
             time.sleep(0.2)
         yield tuple(f"http://127.0.0.1:{port}" for port in ports[:count])
+        if peers:
+            lags = [peer["lag_s"] for k in range(count) for peer in looked(ports[count + k])["peers"]["peers"]]
+            print(f"  lag between peers: {1000 * median(lags):.1f} ms, at most {1000 * max(lags):.1f} ms", flush=True)
     finally:
         for process in processes:
             process.terminate()
@@ -136,10 +139,14 @@ def started(replicas: list[str], count: int, *, peers: bool) -> Iterator[tuple[s
         folder.cleanup()
 
 
+def looked(port: int) -> Any:
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/replicas", timeout=5) as answer:
+        return json.load(answer)
+
+
 def ready(port: int, replicas: int, peers: int) -> bool:
     try:
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}/replicas", timeout=5) as answer:
-            data = json.load(answer)
+        data = looked(port)
     except OSError:
         return False
     connected = data["peers"]["connected"] if data["peers"] else 0

@@ -29,6 +29,9 @@ __all__ = ["ConsulDiscovery", "ConsulRegistration"]
 WAIT_MAX_S = 600.0
 PAUSE_MIN_S = 0.05
 """Between two queries at least: a service that changes all the time must not keep a core busy."""
+PAUSE_SHARE = 4.0
+"""And this many times what the last answer took to read: thousands of instances come as one answer of megabytes."""
+PAUSE_MAX_S = 0.5
 POLL_S = 1.0
 """Between two queries of a server that gives no index, so that it does not block."""
 
@@ -145,16 +148,16 @@ class ConsulDiscovery(Source):
             answer = await client.get(self._path, params=params, extensions=extensions_of(self._tls))
         except httpx.HTTPError as error:
             raise SourceError(why(error)) from None
+        began = asyncio.get_running_loop().time()
         _refuse(answer)
         entries = _decode(answer)
         new = _index(answer.headers.get("x-consul-index", ""))
         self._well()
         if new != index or not index:
             self._take(entries)
-        if not new:
-            await asyncio.sleep(POLL_S)
-        else:
-            await asyncio.sleep(PAUSE_MIN_S * self._rng.uniform(1.0, 1.5))
+        took_s = asyncio.get_running_loop().time() - began
+        pause_s = min(max(PAUSE_MIN_S, PAUSE_SHARE * took_s), PAUSE_MAX_S) if new else POLL_S
+        await asyncio.sleep(pause_s * self._rng.uniform(1.0, 1.5))
         return 0 if new < index else new
 
     def _take(self, entries: list[_Entry]) -> None:

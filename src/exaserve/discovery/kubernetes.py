@@ -78,6 +78,8 @@ class KubernetesDiscovery(Source):
         self._objects: dict[str, dict[str, Any]] = {}
         self._version = ""
         self._reasons_seen: dict[ReplicaId, str] = {}
+        self._read: dict[str, tuple[Any, list[ReplicaSpec]]] = {}
+        """Objects already turned into replicas: an event of one pod among thousands must cost one."""
 
     # ---- list and watch -----------------------------------------------------------------------------------------
     async def _follow(self) -> None:
@@ -181,16 +183,25 @@ class KubernetesDiscovery(Source):
     # ---- objects into replicas ----------------------------------------------------------------------------------
     def _take(self) -> None:
         specs: dict[ReplicaId, ReplicaSpec] = {}
-        for each in self._objects.values():
-            meta = each.get("metadata") or {}
-            name = f"{meta.get('namespace', '')}/{meta.get('name', '')}"
-            try:
-                for spec in self._from_slice(each, meta) if self._slices else self._from_pod(each, meta, name):
-                    specs.setdefault(spec.id, spec)  # during an update an endpoint may be in two slices
-            except (ValueError, TypeError, AttributeError, KeyError) as error:
-                self._ignore(name, str(error))
+        before, self._read = self._read, {}
+        for uid, each in self._objects.items():
+            read = before.get(uid)
+            if read is None or read[0] is not each:
+                read = (each, self._replicas_of(each))
+            self._read[uid] = read
+            for spec in read[1]:
+                specs.setdefault(spec.id, spec)  # during an update an endpoint may be in two slices
         reasons, self._reasons_seen = self._reasons_seen, {}
         self.publish(specs.values(), {each: reason for each, reason in reasons.items() if each not in specs})
+
+    def _replicas_of(self, each: dict[str, Any]) -> list[ReplicaSpec]:
+        meta = each.get("metadata") or {}
+        name = f"{meta.get('namespace', '')}/{meta.get('name', '')}"
+        try:
+            return list(self._from_slice(each, meta) if self._slices else self._from_pod(each, meta, name))
+        except (ValueError, TypeError, AttributeError, KeyError) as error:
+            self._ignore(name, str(error))
+            return []
 
     def _note(self, replica: str, reason: str) -> None:
         self._reasons_seen[ReplicaId(replica)] = reason

@@ -37,6 +37,8 @@ __all__ = ["BUFFER_BYTES_MAX", "Link", "Offset", "Owner"]
 BUFFER_BYTES_MAX = 1_048_576
 """Bytes waiting for one slow peer (about 50,000 events); above it events are left out and the picture sent later."""
 _OFFSET_WINDOW_S = 10.0
+_LAG_STEP = 1 / 64
+"""Weight of one write in the running mean of the lag."""
 
 
 class Owner(Protocol):
@@ -180,7 +182,8 @@ class Link(asyncio.Protocol):
         scheduler = self.owner.scheduler
         kind = type(frame)
         if kind is Time:
-            self.lag_s = self._offset.observe(frame.sent_at, now)  # type: ignore[union-attr]
+            late_s = self._offset.observe(frame.sent_at, now)  # type: ignore[union-attr]
+            self.lag_s += _LAG_STEP * (late_s - self.lag_s)
             self._event_at = min(frame.sent_at + self._offset.least, now)  # type: ignore[union-attr]
         elif isinstance(frame, Placed):
             replica = self._replicas.get(frame.number)

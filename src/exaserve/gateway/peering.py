@@ -52,7 +52,7 @@ class PeerView:
 
     Attributes:
         told: its placements charged here.
-        lag_s: how much later than usual its last message came, seconds.
+        lag_s: how much later than at best its messages come, running mean, seconds.
         resyncs: whole pictures sent to it beyond the first.
     """
 
@@ -366,7 +366,7 @@ class Peering:
         told = Family("exaserve_peer_told_inflight", "gauge", "The peer's placements charged here.")
         received = Family("exaserve_peer_received_total", "counter", "Messages from the peer on this connection.")
         sent = Family("exaserve_peer_sent_bytes_total", "counter", "Bytes to the peer on this connection.")
-        lag = Family("exaserve_peer_lag_seconds", "gauge", "How much later than usual the peer's last message came.")
+        lag = Family("exaserve_peer_lag_seconds", "gauge", "How much later than at best the peer's messages come.")
         resyncs = Family("exaserve_peer_resyncs_total", "counter", "Whole pictures sent because the peer was slow.")
         events = Family("exaserve_peer_events_total", "counter", "Placements, first tokens and ends told to peers.")
         losses = Family("exaserve_peer_losses_total", "counter", "Peers lost, replaced connections included.")
