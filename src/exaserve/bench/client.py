@@ -86,6 +86,7 @@ class LoadClient:
         if any(each.tls for each in self.targets):
             self._context = self._tls()  # reads files, so not while requests are due
         self._waited = 0
+        self._fault: ValueError | None = None
         self._lag_recent_s = 0.0
         self._lags = array("d")
         self._started_at = 0.0
@@ -109,7 +110,11 @@ class LoadClient:
         self._check_done()
 
     async def run(self) -> LoadResult:
-        """Send the plan and wait for the answers. Cancelling it closes every connection."""
+        """Send the plan and wait for the answers. Cancelling it closes every connection.
+
+        Raises:
+            ValueError: a request's body cannot be made.
+        """
         self._loop = asyncio.get_running_loop()
         start_at = self.config.start_at
         if start_at is not None and start_at > time.monotonic():
@@ -126,6 +131,8 @@ class LoadClient:
                 self._dispatch()
             self._check_done()
             await self._wait()
+            if self._fault is not None:
+                raise self._fault
         finally:
             elapsed = self.now()
             cpu_share = (time.process_time() - cpu_s) / max(time.monotonic() - began, 1e-9)
@@ -276,7 +283,11 @@ class LoadClient:
 
     def _send(self, connection: Connection, request: PlannedRequest) -> None:
         self._inflight[request.index] = (self.now(), connection)
-        connection.send(request, self._records[request.index])
+        try:
+            connection.send(request, self._records[request.index])
+        except ValueError as error:  # a body that cannot be made: the run is not what was planned
+            self._fault = error
+            self._done.set()
 
     def _connect(self, request: PlannedRequest, where: int) -> None:
         self._inflight[request.index] = (self.now(), None)

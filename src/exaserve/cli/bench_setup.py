@@ -188,6 +188,8 @@ def prepare(o: BenchOptions) -> Setup:
         rows, skipped = _read_trace(o.trace, o.output_tokens)
         if skipped:
             notes.append(f"{skipped:,} lines of the trace asked or answered nothing and were left out")
+        if o.path == "/v1/completions" and any(row.content.startswith("[") for row in rows):
+            raise ConfigError(f"{o.trace} has messages, which --api completions does not take")
         if any(row.content for row in rows):
             notes.append("prompts are the file's own; their lengths are estimated, and repeated ones meet the cache")
     else:
