@@ -180,7 +180,6 @@ def prepare(o: BenchOptions) -> Setup:
     _check(o)
     gates = _gates(o.slo)
     headers, auth = _headers(o)
-    model = o.model or _first_model(o, auth)
     mix: Mix | None = None
     rows: list[TraceRow] = []
     notes: list[str] = []
@@ -194,6 +193,7 @@ def prepare(o: BenchOptions) -> Setup:
             notes.append("prompts are the file's own; their lengths are estimated, and repeated ones meet the cache")
     else:
         mix = _mix(o.workload)
+    model = o.model or _first_model(o, auth)
     lengths, why = _lengths(o, model, auth, mix, rows)
     if why:
         notes.append(why)
