@@ -10,6 +10,7 @@ import msgspec
 
 from exaserve.config.settings import ClientLimits, GatewaySettings, RetrySettings, Timeouts
 from exaserve.domain.replica import ReplicaId, ReplicaSpec
+from exaserve.gateway import core as core_module
 from exaserve.gateway.client import ClientConnection
 from exaserve.gateway.core import Core
 from exaserve.gateway.upstream import UpstreamConnection
@@ -18,6 +19,8 @@ from exaserve.observe.metrics import GatewayMetrics
 from exaserve.scheduling import Admission, AdmissionConfig, Scheduler, SchedulerConfig
 
 MODEL = "tiny"
+COMPILED = not str(core_module.__file__).endswith(".py")
+"""Methods of compiled classes cannot be replaced; tests that do are skipped then (`make test-compiled`)."""
 
 
 class Clock:
@@ -135,6 +138,7 @@ class Bench:
             self.metrics,
             clock=self.clock,
         )
+        self.core.ticks = False  # no event loop here: tests call the tick themselves
         self.upstreams: list[MockTransport] = []
         for index in range(replicas):
             self.add(index, idle)

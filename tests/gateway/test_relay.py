@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.gateway.dataplane import (
+    COMPILED,
     EVENTS,
     STREAM,
     STREAM_HEAD,
@@ -28,13 +29,9 @@ from exaserve.health import FailureKind
 from exaserve.scheduling import AdmissionConfig, Placement
 
 
-@pytest.fixture(autouse=True)
-def _tickless(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No event loop here: ticks are called by hand, and connecting is recorded."""
-    monkeypatch.setattr("exaserve.gateway.core.Core.opened", lambda core, client: core._clients.add(client) or True)
-
-
 def connecting(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, Any]]:
+    if COMPILED:
+        pytest.skip("replaces a method of a compiled class")
     asked: list[tuple[str, Any]] = []
     monkeypatch.setattr(bench.core.pool, "connect", lambda endpoint, waiter: asked.append((endpoint.replica, waiter)))
     return asked
@@ -574,6 +571,7 @@ def test_a_client_that_leaves_releases_everything(phase: str, monkeypatch: pytes
     bench.settled()
 
 
+@pytest.mark.skipif(COMPILED, reason="replaces a method of a compiled class")
 def test_outcomes_are_counted_once(monkeypatch: pytest.MonkeyPatch) -> None:
     bench = Bench(1, idle=3)
     done: list[Outcome] = []

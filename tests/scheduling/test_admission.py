@@ -2,14 +2,26 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.scheduling.conftest import Build, facts
 
 from exaserve.domain.errors import QueueFull
+from exaserve.domain.replica import ReplicaId, ReplicaSpec
 from exaserve.domain.request import RequestFacts
-from exaserve.scheduling import Admission, AdmissionConfig, Placement, Refusal, RefusalReason, Ticket
+from exaserve.scheduling import (
+    Admission,
+    AdmissionConfig,
+    Placement,
+    Refusal,
+    RefusalReason,
+    Scheduler,
+    SchedulerConfig,
+    Ticket,
+)
 
 REFUSED = Refusal(RefusalReason.SATURATED, "full")
 
@@ -113,13 +125,18 @@ def test_any_order_of_events_keeps_the_books(events: list[tuple[str, int, int, i
     now, room = 0.0, 0
     live: list[Ticket] = []
     left: set[int] = set()
+    scheduler = Scheduler(SchedulerConfig(), random.Random(1))
+    scheduler.add(ReplicaSpec(id=ReplicaId("r"), url="http://r:1", models=("m",)), 0.0)
+    scheduler.set_health(ReplicaId("r"), True, "ready")
+    placement = scheduler.place(facts(model="m"), 0.0)
+    assert isinstance(placement, Placement)
 
     def place(f: RequestFacts) -> Placement | Refusal:
         nonlocal room
         if room <= 0:
             return REFUSED
         room -= 1
-        return object.__new__(Placement)
+        return placement
 
     for kind, who, priority, size in events:
         if kind == "offer":

@@ -23,7 +23,7 @@ _LINGER_S = 2.0
 closing with unread bytes would reset the connection and destroy it."""
 
 
-class ClientConnection(asyncio.Protocol):
+class ClientConnection:
     """One client.
 
     Attributes:
@@ -223,7 +223,7 @@ class ClientConnection(asyncio.Protocol):
             return
         size = self.transport.get_write_buffer_size()
         if size < self._stall_size:
-            self._stall_size = size
+            self._stall_size = float(size)
             self._stall_at = now
         elif now - self._stall_at > self._core.timeouts.client_write_s:
             self.abort()

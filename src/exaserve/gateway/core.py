@@ -12,7 +12,7 @@ import itertools
 import secrets
 import time
 from collections.abc import Callable
-from typing import Protocol
+from typing import Any, Protocol
 from urllib.parse import unquote
 
 from httptools import HttpRequestParser
@@ -89,6 +89,7 @@ class Core:
         stopping: set for a graceful stop: not ready any more, answers close their connections, nothing new is queued.
         exchanges: proxied requests under way.
         pool: connections to replicas.
+        ticks: whether a timer calls :meth:`tick`; without it the owner does.
     """
 
     def __init__(
@@ -115,6 +116,7 @@ class Core:
         self.pool = UpstreamPool(settings.timeouts, clock)
         self.heads: Heads[Request] = Heads(HttpRequestParser)
         self.stopping = False
+        self.ticks = True
         self.exchanges: set[Exchange] = set()
         self._clients: set[ClientConnection] = set()
         self._timer: asyncio.TimerHandle | None = None
@@ -125,8 +127,11 @@ class Core:
         self.waiting: Callable[[], int] = admission.__len__
 
     # ---- for the app --------------------------------------------------------------------------------------------
-    def client_protocol(self) -> ClientConnection:
-        """Factory for ``loop.create_server``."""
+    def client_protocol(self) -> Any:
+        """Factory for ``loop.create_server``: has the methods of ``asyncio.Protocol``, but not that base.
+
+        A class with a base from elsewhere could not be compiled (docs/decisions/0006).
+        """
         return ClientConnection(self)
 
     def inflight(self) -> int:
@@ -189,7 +194,7 @@ class Core:
         if self._closed or len(self._clients) >= self.limits.connections_max:
             return False
         self._clients.add(client)
-        if self._timer is None:
+        if self._timer is None and self.ticks:
             self._timer = asyncio.get_running_loop().call_later(TICK_S, self._tick)
         return True
 

@@ -14,7 +14,7 @@ body byte for that reason, since engines send heads of streams before they have 
 
 Retried elsewhere: connections refused or lost, time-outs, invalid answers, and the statuses 502, 503, 504 and 429 (one
 replica's full queue is not the cluster's). Where nobody else can take it the replica's own answer is passed on. 500 is
-tried elsewhere once: a failing engine says it of every request, and a request that fails everywhere fails the second time.
+tried elsewhere once: a failing engine says it of every request, and a request that fails everywhere fails again.
 """
 
 from __future__ import annotations

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import json
 import re
-from typing import Any, Protocol
+from typing import Protocol
 
 import msgspec
 
 from exaserve.domain.errors import InvalidBody
 from exaserve.domain.request import RequestFacts
+from exaserve.gateway.body import ABSENT, Body, decode
 from exaserve.gateway.heads import header
 from exaserve.gateway.parse import Request
 from exaserve.gateway.routes import Kind, Route
@@ -22,37 +23,6 @@ from exaserve.scheduling import block_hashes
 
 __all__ = ["Estimator", "inspect"]
 
-_RAW = msgspec.Raw(b"")
-
-
-class _Body(msgspec.Struct, gc=False):
-    """The fields that matter, of every dialect. ``Any`` and ``Raw``: wrong types are the engine's to complain about."""
-
-    model: Any = None
-    stream: Any = None
-    max_tokens: Any = None
-    max_completion_tokens: Any = None
-    max_output_tokens: Any = None
-    n: Any = None
-    user: Any = None
-    safety_identifier: Any = None
-    prompt_cache_key: Any = None
-    conversation: Any = None
-    previous_response_id: Any = None
-    metadata: msgspec.Raw = _RAW
-    system: msgspec.Raw = _RAW
-    instructions: msgspec.Raw = _RAW
-    tools: msgspec.Raw = _RAW
-    messages: msgspec.Raw = _RAW
-    prompt: msgspec.Raw = _RAW
-    input: msgspec.Raw = _RAW
-    query: msgspec.Raw = _RAW
-    documents: msgspec.Raw = _RAW
-    text_1: msgspec.Raw = _RAW
-    text_2: msgspec.Raw = _RAW
-
-
-_decode = msgspec.json.Decoder(_Body).decode
 _LENIENT_BYTES_MAX = 1 << 20
 """Bodies up to this size that msgspec refuses are read once more as leniently as engines do (NaN, lone surrogates)."""
 _INLINE_MEDIA = re.compile(rb'(?:data:[\w.+/-]{1,80};base64,|"data"\s*:\s*")[A-Za-z0-9+/=_\\-]{256,}')
@@ -121,9 +91,9 @@ def inspect(request: Request, route: Route, estimator: Estimator) -> RequestFact
     )
 
 
-def _parse(data: bytes) -> _Body:
+def _parse(data: bytes) -> Body:
     try:
-        return _decode(data)
+        return decode(data)
     except msgspec.ValidationError:
         raise InvalidBody("The request body must be a JSON object.") from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -132,7 +102,7 @@ def _parse(data: bytes) -> _Body:
         raise InvalidBody("The request body is nested too deeply.") from None
 
 
-def _parse_leniently(data: bytes, why: str) -> _Body:
+def _parse_leniently(data: bytes, why: str) -> Body:
     """As engines read: Python's json takes NaN, lone surrogates and a byte order mark."""
     if len(data) <= _LENIENT_BYTES_MAX:
         try:
@@ -142,11 +112,11 @@ def _parse_leniently(data: bytes, why: str) -> _Body:
         else:
             if not isinstance(value, dict):
                 raise InvalidBody("The request body must be a JSON object.")
-            fields = {name: value[name] for name in _Body.__struct_fields__ if name in value}
+            fields = {name: value[name] for name in Body.__struct_fields__ if name in value}
             for name, item in fields.items():
-                if _Body.__annotations__[name] == "msgspec.Raw":
+                if Body.__annotations__[name] == "msgspec.Raw":
                     fields[name] = msgspec.Raw(json.dumps(item, separators=(",", ":")).encode())
-            return _Body(**fields)
+            return Body(**fields)
     if not data:
         raise InvalidBody("The request has no body; send a JSON object that names a model.")
     raise InvalidBody(f"The request body is not valid JSON: {why}.")
@@ -160,18 +130,18 @@ def _model_trouble(model: object) -> str:
     return "The field 'model' must be a string."
 
 
-def _prompt_text(body: _Body) -> tuple[bytes, int]:
+def _prompt_text(body: Body) -> tuple[bytes, int]:
     """Prompt text in the order in which templates render it, and the number of token ids where the prompt is ids."""
     messages = body.messages
-    if messages is not _RAW:
+    if messages is not ABSENT:
         text = bytes(messages)
-        if body.system is _RAW and body.tools is _RAW and len(text) <= _MEDIA_BYTES_MIN:
+        if body.system is ABSENT and body.tools is ABSENT and len(text) <= _MEDIA_BYTES_MIN:
             return text, 0
-        head = b"".join(bytes(part) for part in (body.system, body.tools) if part is not _RAW)
+        head = b"".join(bytes(part) for part in (body.system, body.tools) if part is not ABSENT)
         text = head + text
     else:
         parts = (body.instructions, body.tools, body.prompt, body.input, body.query, body.documents)
-        text = b"".join(bytes(part) for part in (*parts, body.text_1, body.text_2) if part is not _RAW)
+        text = b"".join(bytes(part) for part in (*parts, body.text_1, body.text_2) if part is not ABSENT)
         if _TOKEN_IDS.match(text) is not None:
             return text, text.count(b",") + 1
     if len(text) > _MEDIA_BYTES_MIN and b"data" in text:
@@ -191,14 +161,14 @@ def _header_session(request: Request) -> str | None:
     return value[:_SESSION_CHARS_MAX].decode("latin-1") if value else None
 
 
-def _session(body: _Body) -> str | None:
+def _session(body: Body) -> str | None:
     """The narrowest thing that stays the same over a conversation's turns; None where only the prefix can tell."""
     for value in (body.prompt_cache_key, body.conversation, body.user, body.safety_identifier):
         if value is not None:
             name = value.get("id") if type(value) is dict else value
             if type(name) is str and name:
                 return name[:_SESSION_CHARS_MAX]
-    if body.metadata is not _RAW:
+    if body.metadata is not ABSENT:
         found = re.search(rb'"user_id"\s*:\s*"([^"\\]{1,256})"', bytes(body.metadata)[:4096])
         if found is not None:
             return found[1].decode("utf-8", "replace")

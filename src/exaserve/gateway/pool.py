@@ -91,7 +91,7 @@ class UpstreamPool:
         limit_s = self._timeouts.connect_s
         try:
             async with asyncio.timeout(limit_s):
-                _, upstream = await loop.create_connection(
+                _, upstream = await loop.create_connection(  # type: ignore[type-var]  # it has the methods, not the base
                     lambda: UpstreamConnection(endpoint, self._closed, self._heads), endpoint.host, endpoint.port
                 )
         except TimeoutError:

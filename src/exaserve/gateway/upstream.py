@@ -74,7 +74,7 @@ class Endpoint:
         self.idle: list[UpstreamConnection] = []
 
 
-class UpstreamConnection(asyncio.Protocol):
+class UpstreamConnection:
     """One connection to a replica. Carries one :class:`Relay` at a time.
 
     Attributes:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from exaserve.domain.replica import ReplicaId
 
@@ -45,9 +45,9 @@ class Placement:
         "work_s",
     )
 
-    PENDING = 0
-    DECODING = 1
-    RELEASED = 2
+    PENDING: Final = 0
+    DECODING: Final = 1
+    RELEASED: Final = 2
 
     def __init__(
         self,

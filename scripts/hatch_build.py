@@ -1,0 +1,138 @@
+"""Build hook: compiles the request path with mypyc where a C compiler and Python's headers are found.
+
+Only wheels are compiled, never editable installations, and a compiled module's source stays beside it. The result
+serves alike; docs/decisions/0006 has the reason and the figures. ``EXASERVE_COMPILE`` is read here and nowhere else:
+``auto`` (the default) compiles where it can, ``0`` never does, and ``1`` fails where it cannot.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+from typing import Any
+
+from hatchling.builders.hooks.plugin.interface import BuildHookInterface
+
+TOOLS = ["mypy[mypyc]>=1.13", "setuptools>=65"]
+
+COMPILED = (
+    "domain/request.py",
+    "scheduling/admission.py",
+    "scheduling/entropy.py",
+    "scheduling/filters.py",
+    "scheduling/learning.py",
+    "scheduling/ledger.py",
+    "scheduling/peers.py",
+    "scheduling/placement.py",
+    "scheduling/policies/base.py",
+    "scheduling/policies/consistent_hash.py",
+    "scheduling/policies/entropy.py",
+    "scheduling/policies/least.py",
+    "scheduling/policies/literal.py",
+    "scheduling/policies/power_of_two.py",
+    "scheduling/policies/random_choice.py",
+    "scheduling/policies/round_robin.py",
+    "scheduling/pool.py",
+    "scheduling/prefix.py",
+    "scheduling/scheduler.py",
+    "observe/exposition.py",
+    "observe/metrics.py",
+    "gateway/answers.py",
+    "gateway/client.py",
+    "gateway/core.py",
+    "gateway/exchange.py",
+    "gateway/heads.py",
+    "gateway/inspect.py",
+    "gateway/parse.py",
+    "gateway/pool.py",
+    "gateway/reply.py",
+    "gateway/retry.py",
+    "gateway/routes.py",
+    "gateway/telling.py",
+    "gateway/upstream.py",
+    "gateway/usage.py",
+)
+"""What a request passes through. Classes that others inherit from, or that msgspec makes, cannot be among them."""
+
+_BUILD = """\
+import sys
+from mypyc.build import mypycify
+from setuptools import Distribution
+from setuptools.command.build_ext import build_ext
+where, sources = sys.argv[1], sys.argv[2:]
+options = ["--config-file=", "--no-site-packages", "--ignore-missing-imports", "--follow-imports=silent"]
+extensions = mypycify([*options, *sources], opt_level="2", group_name="exaserve", target_dir=where + "/c")
+command = build_ext(Distribution({"name": "exaserve", "ext_modules": extensions}))
+command.build_lib, command.build_temp = where + "/lib", where + "/tmp"
+command.ensure_finalized()
+command.run()
+"""
+
+
+def wanted() -> str:
+    return os.environ.get("EXASERVE_COMPILE", "auto")  # noqa: TID251 - a build has no other settings
+
+
+def obstacle() -> str | None:
+    """Why this machine cannot compile, or None."""
+    compiler = (sysconfig.get_config_var("CC") or "cc").split()[0]
+    if not any(shutil.which(name) for name in (compiler, "cc", "gcc", "clang")):
+        return "no C compiler"
+    if not Path(sysconfig.get_path("include"), "Python.h").exists():
+        return f"no Python.h in {sysconfig.get_path('include')}"
+    return None
+
+
+class CustomBuildHook(BuildHookInterface):  # type: ignore[type-arg]
+    def dependencies(self) -> list[str]:
+        return [] if wanted() == "0" or (wanted() != "1" and obstacle()) else TOOLS
+
+    def initialize(self, version: str, build_data: dict[str, Any]) -> None:
+        if version == "editable" or wanted() == "0":
+            return
+        why = obstacle()
+        if why is None:
+            try:
+                self._add(self._compile(), build_data)
+                return
+            except (OSError, subprocess.CalledProcessError) as error:
+                why = f"compiling failed: {getattr(error, 'stderr', None) or error}"
+        if wanted() == "1":
+            raise RuntimeError(f"EXASERVE_COMPILE=1, but {why}")
+        self.app.display_warning(f"exaserve is built as plain Python, which serves a little slower: {why}")
+
+    def _compile(self) -> Path:
+        """Folder with the extension modules; made anew only when a source, this file or Python has changed."""
+        root = Path(self.root)
+        source = root / "src" / "exaserve"
+        digest = hashlib.sha256(f"{sys.version} {sysconfig.get_platform()}".encode())
+        for path in (*sorted(source.rglob("*.py")), Path(__file__)):
+            if path.name == "hatch_build.py" or str(path.relative_to(source)) in COMPILED:
+                digest.update(path.read_bytes())
+        where = root / "build" / "mypyc" / digest.hexdigest()[:16]
+        if not (where / "done").exists():
+            shutil.rmtree(where, ignore_errors=True)
+            where.mkdir(parents=True)
+            self.app.display_info("compiling the request path, about a minute")
+            command = [sys.executable, "-c", _BUILD, str(where), *(f"exaserve/{name}" for name in COMPILED)]
+            done = subprocess.run(command, cwd=root / "src", capture_output=True, text=True, check=False)
+            if done.returncode:
+                raise subprocess.CalledProcessError(
+                    done.returncode, "mypyc", stderr=(done.stdout + done.stderr)[-2000:]
+                )
+            shutil.rmtree(where / "c", ignore_errors=True)
+            shutil.rmtree(where / "tmp", ignore_errors=True)
+            (where / "done").touch()
+        return where / "lib"
+
+    @staticmethod
+    def _add(lib: Path, build_data: dict[str, Any]) -> None:
+        for path in lib.rglob("*.so"):
+            build_data["force_include"][str(path)] = str(path.relative_to(lib))
+        build_data["pure_python"] = False
+        build_data["infer_tag"] = True
