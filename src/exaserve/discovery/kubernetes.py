@@ -96,6 +96,7 @@ class KubernetesDiscovery(Source):
                 try:
                     while True:
                         await self._watch(client, path, extensions)
+                        await _authorise(client, access)  # a service account's token is rotated meanwhile
                 except _Gone:
                     self._tell("debug", "discovery_relist", source=self.name)
                     await asyncio.sleep(RELIST_PAUSE_S)

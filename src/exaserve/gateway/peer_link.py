@@ -37,6 +37,7 @@ __all__ = ["BUFFER_BYTES_MAX", "Link", "Offset", "Owner"]
 BUFFER_BYTES_MAX = 1_048_576
 """Bytes waiting for one slow peer (about 50,000 events); above it events are left out and the picture sent later."""
 _OFFSET_WINDOW_S = 10.0
+_CLOSED = "the peer closed the connection"
 _LAG_STEP = 1 / 64
 """Weight of one write in the running mean of the lag."""
 
@@ -93,7 +94,7 @@ class Link(asyncio.Protocol):
         self.address = dialed or ""
         self.established = False
         self.lagging = False
-        self.why = "the peer closed the connection"
+        self.why = _CLOSED
         self.opened_at = self.heard_at = owner.clock()
         self.received = self.sent_bytes = self.resyncs = 0
         self.lag_s = 0.0
@@ -142,14 +143,15 @@ class Link(asyncio.Protocol):
     def resume_writing(self) -> None:
         if self.lagging:
             self.lagging = False
-            self.resyncs += 1
-            self.send_picture()
+            if self.established:
+                self.resyncs += 1
+                self.send_picture()
 
     def eof_received(self) -> bool:
         return False
 
     def connection_lost(self, error: Exception | None) -> None:
-        if error is not None and not self.why:
+        if error is not None and self.why == _CLOSED:
             self.why = str(error)
         self._transport = None
         self.owner.lost(self)
