@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import msgspec
@@ -64,7 +65,12 @@ def pool_engine_profile(pool: Pool) -> EngineProfile:
         ConfigError: the model does not fit its accelerators, or the profile's file is none.
     """
     if pool.profile:
-        return load_profile(pool.profile).engine_profile()
+        found = load_profile(pool.profile)
+        return dataclasses.replace(
+            found.engine_profile(),
+            max_num_seqs=found.limits.get("max_num_seqs") or pool.max_num_seqs,
+            token_budget=found.limits.get("token_budget") or pool.emulator.token_budget,
+        )
     return profile(
         pool.hardware,
         pool.model,

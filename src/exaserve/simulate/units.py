@@ -8,10 +8,10 @@ from dataclasses import dataclass
 
 import msgspec
 
-from exaserve.config import Cluster, NodeEntry, Pool
+from exaserve.config import Cluster, NodeEntry, Pool, pool_engine_profile
 from exaserve.domain.errors import ConfigError
 from exaserve.domain.replica import ReplicaSpec
-from exaserve.perfmodel import EngineProfile, profile
+from exaserve.perfmodel import EngineProfile
 from exaserve.perfmodel.engine import Request
 from exaserve.perfmodel.runs import RunEngine
 from exaserve.workload import Mix
@@ -39,18 +39,8 @@ class Unit:
 
 
 def profile_of(pool: Pool) -> EngineProfile:
-    """The profile of one replica of a pool. ConfigError where its model does not fit its accelerators."""
-    return profile(
-        pool.hardware,
-        pool.model,
-        pool.precision,
-        tp=pool.tensor_parallel_size,
-        pp=pool.pipeline_parallel_size,
-        max_num_seqs=pool.max_num_seqs,
-        token_budget=pool.emulator.token_budget,
-        block_size=pool.emulator.block_size,
-        max_model_len=pool.max_model_len or None,
-    )
+    """The profile of one replica of a pool: measured where it has one. ConfigError where its model does not fit."""
+    return pool_engine_profile(pool)
 
 
 def units_of(cluster: Cluster, replicas: int | None = None) -> list[Unit]:
