@@ -8,7 +8,7 @@ BIN := $(VENV)/bin
 PYTEST_WORKERS ?= 2
 PURE := $(wildcard $(addprefix src/exaserve/,domain scheduling health perfmodel planning preflight report workload))
 
-.PHONY: help setup demo test check format bench-gateway clean
+.PHONY: help setup demo test test-compiled check format bench-gateway bench-bringup bench-telemetry clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' Makefile
@@ -18,6 +18,11 @@ $(VENV)/.runtime: pyproject.toml requirements.lock scripts/setup
 
 $(VENV)/.dev: pyproject.toml requirements.lock scripts/setup
 	@scripts/setup dev
+
+# The package with its request path compiled, where there is a C compiler; otherwise empty, and the sources serve.
+$(VENV)/compiled/.done: scripts/setup scripts/hatch_build.py $(shell find src -name '*.py')
+	@[ -x $(BIN)/python ] || scripts/setup runtime
+	@scripts/setup compiled
 
 setup: $(VENV)/.dev ## virtual environment with everything for development
 
@@ -40,8 +45,18 @@ format: $(VENV)/.dev ## rewrite the sources in the house format
 	@$(BIN)/ruff format .
 	@$(BIN)/ruff check --fix .
 
-bench-gateway: $(VENV)/.dev ## gateway against HAProxy and vllm-router on the same core
-	@$(BIN)/python -m benchmarks.bench_gateway
+test-compiled: $(VENV)/.dev $(VENV)/compiled/.done ## tests of the request path, compiled
+	@PYTHONPATH=$(CURDIR)/$(VENV)/compiled $(BIN)/python -m pytest -n $(PYTEST_WORKERS) --dist loadgroup $(PYTEST_ARGS) \
+		tests/gateway tests/scheduling tests/e2e/test_clients.py
+
+bench-gateway: $(VENV)/.dev $(VENV)/compiled/.done ## gateway against HAProxy and vllm-router on the same core
+	@PYTHONPATH=$(CURDIR)/$(VENV)/compiled $(BIN)/python -m benchmarks.bench_gateway
+
+bench-bringup: $(VENV)/.dev ## null engines on 16 to 512 nodes, from exaserve up to all ready
+	@$(BIN)/python -m benchmarks.bench_bringup
+
+bench-telemetry: $(VENV)/.dev ## what 3,072 pushed and 48 polled replicas cost one gateway
+	@$(BIN)/python -m benchmarks.bench_telemetry
 
 clean: ## remove the virtual environment and caches
 	rm -rf $(VENV) .venv-peers .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build dist

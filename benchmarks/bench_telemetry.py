@@ -80,7 +80,7 @@ class Agent(asyncio.Protocol):
                 )
                 for index, replica in enumerate(self.ids)
             )
-            self.send(Kind.PICTURE, encode(Picture(True, states)))
+            self.send(Kind.PICTURE, encode(Picture(full=True, replicas=states)))
             self.batch(whole=True)
 
     def send(self, kind: Kind, payload: bytes) -> None:
@@ -247,7 +247,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         with tempfile.TemporaryDirectory() as directory:
             row = rows[name] = pushed(name, options.nodes, options.replicas, options.window_s, Path(directory))
         print(
-            f"push, {total:,} replicas, {name:<14} {row['cores']:7.3f} {PUSH_LIMIT_CORES:6.2f} {row['memory_mb']:6.0f}   "
+            f"push, {total:,} replicas, {name:<14} {row['cores']:7.3f} {PUSH_LIMIT_CORES:6.2f} "
+            f"{row['memory_mb']:6.0f}   "
             f"{row['batches_per_s']:,.0f} batches/s, {row['changed_reports_per_s']:,.0f} changed reports/s, "
             f"{row['us_per_batch']:.0f} µs/batch, {row['mb_per_s']:.2f} MB/s"
         )
