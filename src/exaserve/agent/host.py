@@ -47,7 +47,8 @@ class Engine(Protocol):
         ...
 
     def sample(self) -> Report | None:
-        """Figures of an engine inside this process; None where its ``/metrics`` has to be asked."""
+        """Figures of an engine inside this process; None where its ``/metrics`` has to be asked. The same object as
+        before says that nothing has changed."""
         ...
 
     async def stop(self) -> None:

@@ -72,9 +72,13 @@ class NodeAgent:
             for address, port in gateways
         ]
         self.watching = Watching(log)
-        self._records: dict[ReplicaId, tuple[Report, bool]] = {}
-        """Replica → its newest report, and whether it was in the last batch already."""
+        self._records: dict[ReplicaId, Report] = {}
+        self._fresh: set[ReplicaId] = set()
+        """Those whose newest report was in no batch yet."""
         self._sent: dict[ReplicaId, Report] = {}
+        self._own: dict[ReplicaId, Report] = {}
+        """Newest report of engines inside this process; the same object again says that nothing has changed."""
+        self._unmoved: list[int] = []
         self._changed: set[ReplicaId] = set()
         self._telling = False
         self._timer: asyncio.TimerHandle | None = None
@@ -119,6 +123,8 @@ class NodeAgent:
         self._changed.add(unit.spec.id)
         if not unit.serving:
             self._records.pop(unit.spec.id, None)
+            self._own.pop(unit.spec.id, None)
+            self._fresh.discard(unit.spec.id)
             self._sent.pop(unit.spec.id, None)
         if not self._telling:
             self._telling = True
@@ -171,9 +177,13 @@ class NodeAgent:
         self._timer = loop.call_later(interval_s, self._tick)
         self.ticks += 1
         for unit in self.units.values():
-            if unit.serving and unit.engine is not None:
+            if unit.engine is not None and unit.serving:
                 own = unit.engine.sample()
                 if own is not None:
+                    if own is self._own.get(unit.spec.id) and not own.running:
+                        self._unmoved.append(self._index[unit.spec.id])
+                        continue
+                    self._own[unit.spec.id] = own
                     self._took(unit, unit.sampler.take(own, unit.spec.engine))
                 elif not unit.sampler.asking:
                     self._awaited += 1
@@ -198,8 +208,9 @@ class NodeAgent:
     def _took(self, unit: Unit, sample: Sample) -> None:
         last = self._records.get(unit.spec.id)
         unit.sampled(sample)
-        self._records[unit.spec.id] = (self._meters.fill(sample.report, unit.plan.devices), False)
-        if last is None or (last[0].missing, last[0].loras) != (sample.report.missing, sample.report.loras):
+        self._records[unit.spec.id] = self._meters.fill(sample.report, unit.plan.devices)
+        self._fresh.add(unit.spec.id)
+        if last is None or (last.missing, last.loras) != (sample.report.missing, sample.report.loras):
             self._unit_changed(unit)
 
     def _push(self) -> None:
@@ -207,12 +218,11 @@ class NodeAgent:
         self._due = None
         now = self._clock()
         changed: list[bytes] = []
-        same: list[int] = []
+        same, self._unmoved = self._unmoved, []
         same_age_ms = 0.0
-        for replica, (report, told) in self._records.items():
-            if told:
-                continue  # no sample since the last batch: its report ages
-            self._records[replica] = (report, True)
+        fresh, self._fresh = self._fresh, set()
+        for replica in fresh:  # the others have had no sample since the last batch: their reports age
+            report = self._records[replica]
             sent = self._sent.get(replica)
             age_ms = (now - report.taken_at) * 1e3
             if sent is not None and _same(report, sent):
@@ -229,7 +239,7 @@ class NodeAgent:
         now = self._clock()
         records = [
             pack_record(self._index[replica], report, (now - report.taken_at) * 1e3)
-            for replica, (report, _told) in self._records.items()
+            for replica, report in self._records.items()
         ]
         return encode_batch(seq, len(self.units), records, (), 0.0)
 

@@ -24,7 +24,7 @@ _CONNECT_S, _CONNECT_FIRST_S = 1.0, 10.0
 """A try that a returned link may answer at once, and the first, when this machine starts its engines and is busy."""
 _HANDSHAKE_S = 2.0
 _SILENCE_S = 2.0
-"""A gateway says twice a second that it lives; a network that swallows packets would else be noticed by TCP in minutes."""
+"""A gateway says twice a second that it lives; TCP alone would notice a network that swallows packets in minutes."""
 _BUFFER_BYTES_MAX = 256 * 1024
 
 

@@ -36,6 +36,7 @@ class _Running:
     def __init__(self, plan: UnitPlan, engine: NullEngine) -> None:
         self._replica = plan.spec.id
         self._engine = engine
+        self._last: Report | None = None
 
     def ended(self) -> str:
         return ""
@@ -48,7 +49,10 @@ class _Running:
 
     def sample(self) -> Report | None:
         engine = self._engine
-        return Report(
+        last = self._last
+        if last is not None and last.prompt_tokens_total == engine.requests and last.running == engine.running:
+            return last
+        self._last = Report(
             self._replica,
             0,
             time.monotonic(),
@@ -60,6 +64,7 @@ class _Running:
             prompt_tokens_total=float(engine.requests),
             generation_tokens_total=float(engine.tokens),
         )
+        return self._last
 
     async def stop(self) -> None:
         self._engine.close()

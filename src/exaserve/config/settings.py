@@ -147,7 +147,7 @@ class AgentSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     tls_key: str = ""
     tls_ca: str = ""
     interval_s: float = 0.2
-    lost_s: float = 1.0
+    lost_s: float = 1.5
     state_dir: str = ""
     probe_interval_s: float = 5.0
     probe_timeout_s: float = 5.0

@@ -34,6 +34,10 @@ BACKOFF_MAX_S = 2.0
 """Longest pause between polls of a replica that does not answer them: it may be back any moment."""
 GUARD_EVERY_TICK_MAX = 768
 """Replicas up to which the anomaly guard looks in every interval; with twice as many in every second, and so on."""
+POLLS_PER_S_MAX = 1_000.0
+"""Polls of all replicas together; with more than 200 replicas the interval grows. Agents are for those sizes."""
+RELEASE_S = 4.0
+"""Longest time until a replica whose agent is lost is polled from here."""
 SUSPICION = 3.0
 """Factor on the cost of a replica whose reports look too good to be true (A4)."""
 
@@ -133,6 +137,7 @@ class Telemetry:
         self._pollers: dict[ReplicaId, _Poller] = {}
         self._guard = AnomalyGuard()
         self._suspects: set[ReplicaId] = set()
+        self._held = 0
         self._ticks = 0
         self._seq = 0
         self._added = 0
@@ -166,6 +171,7 @@ class Telemetry:
         if poller.timer is not None:
             poller.timer.cancel()
         poller.fetcher.close()
+        self._held -= poller.held
         self._guard.forget(replica)
         self._suspects.discard(replica)
 
@@ -176,6 +182,7 @@ class Telemetry:
         if poller is None or poller.held:
             return
         poller.held = True
+        self._held += 1
         if poller.timer is not None:
             poller.timer.cancel()
             poller.timer = None
@@ -183,14 +190,18 @@ class Telemetry:
         poller.error = ""
 
     def release(self, replica: ReplicaId) -> None:
-        """Polls it again. Idempotent; unknown replicas are ignored."""
+        """Polls it again, after a while: agents mostly come back at once, and when all are lost together (this machine
+        was busy) polling thousands at once would keep it busy. Idempotent; unknown replicas are ignored."""
         poller = self._pollers.get(replica)
         if poller is None or not poller.held:
             return
         poller.held = False
+        self._held -= 1
         poller.failures_row = 0
         if self._running:
-            self._first(poller)
+            self._added += 1
+            delay_s = RELEASE_S * (0.5 + 0.5 * ((self._added * 0.618033988749895) % 1.0))
+            poller.timer = asyncio.get_running_loop().call_later(delay_s, self._poll, poller)
 
     def described(self, replica: ReplicaId, engine: str, missing: tuple[str, ...]) -> None:
         """What an agent found out of the engine's metrics."""
@@ -254,7 +265,8 @@ class Telemetry:
         poller.timer = asyncio.get_running_loop().call_later(delay_s, self._poll, poller)
 
     def _poll(self, poller: _Poller) -> None:
-        pause_s = self._settings.interval_s
+        # At most a few thousand polls a second, however many replicas have lost their agents.
+        pause_s = max(self._settings.interval_s, self._polled_now() / POLLS_PER_S_MAX)
         if poller.failures_row:
             pause_s = max(pause_s, min(pause_s * 2.0 ** min(poller.failures_row - 1, 16), BACKOFF_MAX_S))
         poller.timer = asyncio.get_running_loop().call_later(pause_s, self._poll, poller)
@@ -263,6 +275,9 @@ class Telemetry:
             poller.fetcher.start(
                 "GET", path, lambda result: self._polled(poller, result), timeout_s=self._settings.timeout_s
             )
+
+    def _polled_now(self) -> int:
+        return len(self._pollers) - self._held
 
     def _polled(self, poller: _Poller, result: Fetched) -> None:
         if self._pollers.get(poller.spec.id) is not poller:
