@@ -37,6 +37,19 @@ def test_a_long_prompt_keeps_short_ones_away_until_its_first_token(build: Build)
     assert {p.replica_id for p in after} == {rid(0), rid(1), rid(2)}
 
 
+def test_a_prompt_does_not_join_one_that_is_nearly_through(build: Build) -> None:
+    """Their steps would be shared, and the first token of the one ahead would wait for the newcomer's tokens."""
+    for weight, joins in ((0.0, True), (0.5, False)):
+        scheduler = build(2, join_weight=weight, stall_weight=0.0, prefill_tokens_per_s=10_000.0)
+        for k in (0, 1):
+            # Replica 1 has the larger batch, which costs 0.15 s.
+            scheduler.report(report(k, 1, 0.0, running=30 * k, waiting=0, kv_use=0.1), 0.0)
+        ahead = place(scheduler, 0.0, prompt=4_000)
+        assert ahead.replica_id == rid(0)
+        # Some 0.05 s are left of it: it is the head of the queue, of which nine tenths can have drained.
+        assert (place(scheduler, 0.4, prompt=4_000).replica_id == rid(0)) is joins
+
+
 def test_what_arrives_between_two_reports_spreads_instead_of_herding(build: Build) -> None:
     scheduler = build(8)
     for k in range(8):

@@ -33,13 +33,19 @@ class SchedulerConfig:
             trade a second of total latency for a second of time to first token.
         stall_weight: how much a second that one running sequence stands still for a prefill counts, against a second of
             time to first token. 0 ignores the batch; much of it makes long prompts wait for an empty replica.
+        join_weight: how much the prefill of a request counts again where prompts wait or are computed already: engines
+            fill a step with several prompts, and their first tokens come out when all of it is done. 0 puts requests
+            behind prompts that are nearly through, and makes those late.
         decode_seq_s: seconds one running sequence adds to a request's decode phase, until calibrated.
         memory_steep_s: cost of a placement that would fill KV completely, seconds; grows from 0 at the watermark.
         failure_s: added for each recent failure of the replica, seconds, so that failing fast attracts nothing
             before the breaker opens.
         away_share: toll on a replica that is another gateway's home, as a share of the mean prefill time of a request
             (X2). Without it, gateways with the same picture choose the same idle replica within the time they need to
-            tell each other; with much of it, each is confined to its home.
+            tell each other; with much of it, each is confined to its home, and short requests wait there.
+        away_weight: the same toll, as a share of the request's own prefill time: the longer, the worse a collision.
+        lean_share: likewise, where a gateway only leans to some replicas by chance: on the replica it likes least, as a
+            share of the mean prefill time of a request.
         report_stale_s: age above which a report is not believed any more and the ledger alone judges.
         ring_vnodes: virtual nodes per replica on the consistent-hashing ring. More is evener and larger.
         bounded_load: a session's home may carry this multiple of the mean load before the session overflows to the
@@ -64,10 +70,13 @@ class SchedulerConfig:
     learn_window_s: float = 10.0
     decode_weight: float = 0.5
     stall_weight: float = 0.01
+    join_weight: float = 0.5
     decode_seq_s: float = 0.01
     memory_steep_s: float = 10.0
     failure_s: float = 0.5
-    away_share: float = 0.4
+    away_share: float = 0.1
+    away_weight: float = 0.3
+    lean_share: float = 0.4
     report_stale_s: float = 2.0
     ring_vnodes: int = 32
     bounded_load: float = 1.25

@@ -4,7 +4,9 @@
 
 - prefill: seconds for the prompts queued ahead, minus what has drained, + for this prompt's tokens not in the prefix
   cache, by the replica's measured speed;
-- stall: what this prefill costs the ``running`` sequences whose tokens wait for it, each counted at ``stall_weight``;
+- stall: what this prefill costs others, as multiples of itself: ``stall_weight`` for each ``running`` sequence whose
+  tokens wait for it, ``join_weight`` where prompts without a first token share its steps, and ``away_weight`` on other
+  gateways' homes;
 - decode: what joining that batch costs this request and the batch;
 - memory: 0 while predicted KV stays under the watermark, quadratic above, infinite where it cannot fit;
 - network: KV or activations that must cross nodes, over the rate that is free (where the spec gives them);

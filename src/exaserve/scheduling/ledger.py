@@ -45,7 +45,8 @@ class ReplicaState:
         depth: requests believed to wait for their first token, own and foreign (E2).
         running: requests believed to be decoding, own and foreign.
         decode_s: cost of joining that batch, seconds.
-        stall: multiplies the request's own prefill, for the batch that stands still meanwhile.
+        stall: multiplies the request's own prefill, for the batch that stands still meanwhile, for prompts that share
+            its steps, and on other gateways' homes.
         kv_predicted / kv_limit / kv_max: KV tokens in use, at the watermark, in all (0 where the size is unknown).
         penalty: multiplies the cost: 1 / (weight x slow-start share), raised while suspect.
         failure_cost_s: added while the replica has failed recently, seconds.
@@ -61,7 +62,9 @@ class ReplicaState:
     """
 
     __slots__ = (
+        "_away_weight",
         "_depth_max",
+        "_join_weight",
         "_seq_s",
         "_stall_weight",
         "asleep",
@@ -128,6 +131,8 @@ class ReplicaState:
         self._depth_max = config.queue_depth_max
         self._seq_s = config.decode_seq_s * config.decode_weight
         self._stall_weight = config.stall_weight
+        self._join_weight = config.join_weight
+        self._away_weight = config.away_weight
         self.id = spec.id
         self.index = index
         self.available = False
@@ -423,7 +428,12 @@ class ReplicaState:
         self.kv_predicted = kv
         self.running = running = self.decoding + self.foreign_running
         self.decode_s = decode_s = running * self._seq_s
-        self.stall = 1.0 + running * self._stall_weight
+        stall = 1.0 + running * self._stall_weight
+        if own:
+            stall += self._join_weight
+        if not self.home:
+            stall += self._away_weight
+        self.stall = stall
         self.extra_s = decode_s * self.penalty + self.failure_cost_s + self.away_s
         self.room = depth < self._depth_max and (kv < self.kv_limit or not (self.inflight or self.told))
         if self.special:

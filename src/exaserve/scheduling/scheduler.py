@@ -217,7 +217,7 @@ class Scheduler:
         pool = self._pools.get(state.spec.models[0]) if state.spec.models else None
         stats = pool.stats if pool else None
         if stats is not None:
-            state.away_s = self._away(state) * self.config.away_share * stats.work_s
+            state.away_s = self._away(state) * stats.work_s
         if not state.report(report, stats.prompt_tokens if stats else 512.0):
             return
         asleep = bool(report.asleep)
@@ -264,15 +264,16 @@ class Scheduler:
         for state in self._states.values():
             state.home = self._peers.is_home(state.id)
             state.away_s = 0.0
+            state.refresh()
 
     def _away(self, state: ReplicaState) -> float:
-        """Share of the toll for ``state``: all of it for a peer's home; a chance share, always the same, where reports
+        """The toll on ``state`` in mean prefill times: on a peer's home; or by chance, always the same, where reports
         show work of gateways that do not tell us theirs."""
         if not state.home:
-            return 1.0
+            return self.config.away_share
         if self._peers.gateways or self.foreign_share < self.config.foreign_share:
             return 0.0
-        return state.lean
+        return state.lean * self.config.lean_share
 
     def told_placed(
         self, peer: str, ref: int, replica: ReplicaId, tokens: int, kv_tokens: int, stream: bool, placed_at: float
