@@ -117,8 +117,8 @@ def test_what_is_out_of_range_is_refused(data: bytes) -> None:
 
 
 def test_sizes_beyond_the_format_are_cut_to_it() -> None:
-    read = FrameReader().feed(write_placed(1, 2, 2**40, 2**33, 1, 1e9))
-    assert read == [Placed(1, 2, 2**32 - 1, 2**32 - 1, 1, 86_400.0)]
+    read = FrameReader().feed(write_placed(1, 2, 2**40, 2**33, 1, 9.0))
+    assert read == [Placed(1, 2, 2**32 - 1, 2**32 - 1, 1, 9.0)]
 
 
 def test_a_proof_holds_for_one_side_of_one_connection_under_one_token() -> None:

@@ -26,6 +26,7 @@ import struct
 from typing import Literal, NamedTuple
 
 __all__ = [
+    "AGE_MAX_S",
     "DECODING",
     "STREAM",
     "Auth",
@@ -67,7 +68,7 @@ _TIME = struct.Struct("<Bd")
 _DEFINE = struct.Struct("<BIH")
 _PLACED = struct.Struct("<BIIIIBf")
 _REF = struct.Struct("<BI")
-_AGE_MAX_S = 86_400.0
+AGE_MAX_S = 86_400.0
 
 
 class FrameError(Exception):
@@ -140,8 +141,11 @@ def write_define(number: int, replica: str) -> bytes:
 
 
 def write_placed(ref: int, number: int, tokens: int, kv_tokens: int, flags: int, age_s: float = 0.0) -> bytes:
-    age_s = min(max(age_s, 0.0), _AGE_MAX_S)
-    return _PLACED.pack(6, ref, number, min(tokens, U32_MAX), min(kv_tokens, U32_MAX), flags, age_s)
+    """Figures beyond their field's range are cut to it; ``age_s`` must be from 0 to :data:`AGE_MAX_S`."""
+    try:
+        return _PLACED.pack(6, ref, number, tokens, kv_tokens, flags, age_s)
+    except struct.error:
+        return _PLACED.pack(6, ref, number, min(tokens, U32_MAX), min(kv_tokens, U32_MAX), flags, age_s)
 
 
 def write_first(ref: int) -> bytes:
@@ -216,7 +220,7 @@ def _define(data: bytes, at: int) -> _Taken:
 
 def _placed(data: bytes, at: int) -> _Taken:
     _, ref, number, tokens, kv_tokens, flags, age_s = _PLACED.unpack_from(data, at)
-    if flags > STREAM | DECODING or not 0.0 <= age_s <= _AGE_MAX_S:
+    if flags > STREAM | DECODING or not 0.0 <= age_s <= AGE_MAX_S:
         raise FrameError("a placement is out of range")
     return Placed(ref, number, tokens, kv_tokens, flags, age_s), _PLACED.size
 

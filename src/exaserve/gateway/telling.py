@@ -14,6 +14,7 @@ from random import Random
 from exaserve.domain.replica import ReplicaId
 from exaserve.domain.request import Outcome, RequestFacts, Usage
 from exaserve.gateway.peer_frames import (
+    AGE_MAX_S,
     DECODING,
     STREAM,
     write_define,
@@ -63,15 +64,18 @@ class Outbox:
             if number is None:
                 number = self._define(replica)
             # Cached tokens are an estimate with a fraction, and so are those that are left.
-            self._tell(write_placed(ref, number, int(placement.tokens), placement.kv_tokens, STREAM * placement.stream))
+            tokens = int(placement.tokens)
+            self._tell(write_placed(ref, number, tokens, placement.kv_tokens, STREAM if placement.stream else 0))
 
     def first_token(self, placement: Placement) -> None:
-        if self.listening and (ref := self._refs.get(placement)) is not None:
-            self._tell(write_first(ref))
+        if self.listening:
+            ref = self._refs.get(placement)
+            if ref is not None:
+                self._tell(write_first(ref))
 
     def done(self, placement: Placement) -> None:
         ref = self._refs.pop(placement, None)
-        if self.listening and ref is not None:
+        if ref is not None and self.listening:
             self._tell(write_done(ref))
 
     def _tell(self, frame: bytes) -> None:
@@ -79,7 +83,6 @@ class Outbox:
         if not parts:
             self.schedule()
         parts.append(frame)
-        self.told_total += 1
 
     def _define(self, replica: ReplicaId) -> int:
         if len(self._numbers) >= NUMBERS_MAX:
@@ -93,6 +96,7 @@ class Outbox:
     def take(self) -> bytes:
         """What happened since the last call, and no more of it is kept."""
         data = b"".join(self._parts)
+        self.told_total += len(self._parts)
         self._parts.clear()
         return data
 
@@ -114,7 +118,7 @@ class Outbox:
                     0 if decoding else int(placement.tokens),
                     placement.kv_tokens,
                     flags | DECODING if decoding else flags,
-                    0.0 if decoding else now - placement.placed_at,
+                    0.0 if decoding else min(max(now - placement.placed_at, 0.0), AGE_MAX_S),
                 )
             )
         return b"".join(parts)
