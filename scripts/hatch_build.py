@@ -22,6 +22,10 @@ TOOLS = ["mypy[mypyc]>=1.13", "setuptools>=65"]
 
 COMPILED = (
     "domain/request.py",
+    "health/anomaly.py",
+    "health/book.py",
+    "health/breaker.py",
+    "health/probe.py",
     "scheduling/admission.py",
     "scheduling/entropy.py",
     "scheduling/filters.py",

@@ -14,6 +14,7 @@ are printed as one message, never as a traceback.
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import re
 import sys
 from typing import Annotated, Any, NamedTuple
@@ -107,7 +108,9 @@ def _summary_only() -> None:
 
 def _show_version(wanted: bool) -> None:
     if wanted:
-        typer.echo(f"exaserve {__version__}")
+        spec = importlib.util.find_spec("exaserve.gateway.core")
+        compiled = spec is not None and not str(spec.origin).endswith(".py")
+        typer.echo(f"exaserve {__version__}{' (compiled)' if compiled else ''}")
         raise typer.Exit
 
 

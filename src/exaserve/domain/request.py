@@ -8,7 +8,7 @@ from enum import Enum
 __all__ = ["Outcome", "RequestFacts", "Usage"]
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, init=False)
 class RequestFacts:
     """One request as the scheduler sees it. Built once by the gateway (or simulator), not changed afterwards.
 
@@ -38,6 +38,33 @@ class RequestFacts:
     lora: str | None = None
     priority: int = 0
     tenant: str = ""
+
+    # By hand: one is made for every request, and what ``dataclass`` would write is not compiled with the rest.
+    def __init__(
+        self,
+        model: str,
+        prompt_tokens: int = 0,
+        output_tokens: int = 0,
+        total_tokens_max: int = 0,
+        stream: bool = False,
+        session: str | None = None,
+        prefix: tuple[int, ...] = (),
+        prompt_bytes: int = 0,
+        lora: str | None = None,
+        priority: int = 0,
+        tenant: str = "",
+    ) -> None:
+        self.model = model
+        self.prompt_tokens = prompt_tokens
+        self.output_tokens = output_tokens
+        self.total_tokens_max = total_tokens_max
+        self.stream = stream
+        self.session = session
+        self.prefix = prefix
+        self.prompt_bytes = prompt_bytes
+        self.lora = lora
+        self.priority = priority
+        self.tenant = tenant
 
 
 class Outcome(Enum):
