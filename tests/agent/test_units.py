@@ -13,6 +13,7 @@ import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import pytest
 
@@ -57,7 +58,7 @@ async def until(condition, timeout_s: float = 10.0) -> None:
 
 
 @contextlib.asynccontextmanager
-async def node(folder: Path, *flags: str, settings: AgentSettings = QUICK, **pool) -> AsyncIterator[NodeAgent]:
+async def node(folder: Path, *flags: str, settings: AgentSettings = QUICK, **pool) -> AsyncIterator[Any]:
     entry = NodeEntry(name="n", address="127.0.0.1")
     command = (sys.executable, ENGINE, "{host}", "{port}", *flags)
     made = Pool(model="m", engine="command", engine_command=command, base_port=free_port(), **pool)

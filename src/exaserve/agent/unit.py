@@ -89,7 +89,6 @@ class Unit:
         self._was_ready = False
         self._again = False
         self._closing = False
-        self._ended = asyncio.Event()
         self._failure = ""
 
     # ---- for the agent ------------------------------------------------------------------------------------------
@@ -151,7 +150,9 @@ class Unit:
         if self._task is None:
             return
         try:
-            await self._ended.wait()
+            await asyncio.wait([self._task])  # it returns once it is stopped
+            if not self._task.cancelled() and (error := self._task.exception()) is not None:
+                self._log.error("supervision_failed", replica=self.spec.id, error=repr(error))
         finally:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
@@ -171,7 +172,6 @@ class Unit:
         while True:
             while self._asked() == "stop":
                 if self._closing:
-                    self._ended.set()
                     return
                 await self._pause(None)
             self._wish, self._again = "run", False
