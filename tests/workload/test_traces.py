@@ -211,8 +211,8 @@ def test_bursts_come_at_once():
 
 
 def test_words_of_known_tokens_make_exact_lengths():
-    words = Words(("ab", "cd", "ef", "gh"), tokens_each=3, spare=((1, "x"), (2, "yy")))
-    sizes = {"x": 1, "yy": 2}
+    words = Words(("ab", "cd", "ef", "gh"), 3, ((1, "x"), (2, "yy")), "the", 4)
+    sizes = {"x": 1, "yy": 2, "the": 4}
     for tokens in (40, 41, 42, 100):
         texts = set()
         for head in (1, 2**50):

@@ -122,7 +122,7 @@ def find_words(count: Count) -> Words:
     candidates = _COMMON.split()
     base = count("the")
     if count("the " + " ".join(candidates)) - base == len(candidates):
-        return Words(tuple(candidates))
+        return Words(tuple(candidates), lead="the", lead_tokens=base)
     sizes: dict[str, int] = {}
     for word in candidates:
         tokens, rest = divmod(count("the" + f" {word}" * _REPEAT) - base, _REPEAT)
@@ -139,7 +139,8 @@ def find_words(count: Count) -> Words:
             spare.setdefault(tokens, word)
         if len(spare) == chosen - 1:
             break
-    return Words(tuple(w for w, size in sizes.items() if size == chosen), chosen, tuple(sorted(spare.items())))
+    words = tuple(w for w, size in sizes.items() if size == chosen)
+    return Words(words, chosen, tuple(sorted(spare.items())), "the", base)
 
 
 def measure_lengths(

@@ -24,6 +24,8 @@ __all__ = ["BYTES_PER_TOKEN", "BodyRenderer", "Words", "prompt_text"]
 BYTES_PER_TOKEN = 4
 _HEX_LETTERS = str.maketrans("0123456789", "qrstuvwxyz")
 _FILLER_WORDS = 16_384
+_GIVEN_UP_MAX = 4
+"""Words that may be given up for spare ones to reach a length."""
 _LETTERS = "abcdefghijklmnopqrstuvwxyz"
 
 
@@ -86,11 +88,15 @@ class Words:
         words: at least two different ones, none with a character that JSON escapes.
         tokens_each: tokens of each.
         spare: words by their number of tokens, for what ``tokens_each`` does not divide.
+        lead / lead_tokens: the first word of every prompt, and its tokens: a word at the beginning has no space before
+            it, and may be cut otherwise than the same word later.
     """
 
     words: tuple[str, ...]
     tokens_each: int = 1
     spare: tuple[tuple[int, str], ...] = ()
+    lead: str = ""
+    lead_tokens: int = 0
 
     def __post_init__(self) -> None:
         if len(set(self.words)) < 2:
@@ -100,16 +106,31 @@ class Words:
 
     def text(self, segments: Iterable[tuple[int, int]]) -> str:
         """Words for (head, tokens) parts. What a part's length leaves over goes to the next one, or to a spare word."""
-        words: list[str] = []
-        rest = 0
+        words: list[str] = [self.lead] if self.lead else []
+        rest = -self.lead_tokens
         for head, tokens in segments:
             count, rest = divmod(tokens + rest, self.tokens_each)
             words += itertools.islice(self._sequence(head), count)
-        spare = dict(self.spare)
-        while rest and (size := max((s for s in spare if s <= rest), default=0)):
-            words.append(spare[size])
-            rest -= size
-        return " ".join(words)
+        return " ".join(words if rest <= 0 else self._filled(words, rest))
+
+    def _filled(self, words: list[str], rest: int) -> list[str]:
+        """``words`` and ``rest`` tokens more, by spare words, which may take the place of the last few."""
+        for given_up in range(min(_GIVEN_UP_MAX, len(words) - 1) + 1):
+            spare = self._change(rest + given_up * self.tokens_each)
+            if spare is not None:
+                return words[: len(words) - given_up] + spare
+        return words
+
+    def _change(self, amount: int) -> list[str] | None:
+        """Spare words of ``amount`` tokens together, None where there are none."""
+        ways: list[list[str] | None] = [[]] + [None] * amount
+        for total in range(1, amount + 1):
+            for size, word in self.spare:
+                before = ways[total - size] if size <= total else None
+                if before is not None:
+                    ways[total] = [*before, word]
+                    break
+        return ways[amount]
 
     def _sequence(self, head: int) -> Iterator[str]:
         """The head's digits in base ``len(words)``, then every word in turn."""
