@@ -164,6 +164,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--output", type=Path, default=ROOT / "benchmarks" / "results" / "bringup.json")
     options = parser.parse_args(argv)
     raise_file_limit()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that what was started is stopped
     rows: list[dict[str, Any]] = []
     print(
         f"{'nodes':>5} {'replicas':>8} {'first answer s':>14} {'all ready s':>11} {'limit':>6}   "

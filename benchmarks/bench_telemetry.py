@@ -13,6 +13,7 @@ import argparse
 import asyncio
 import json
 import secrets
+import signal
 import sys
 import tempfile
 import time
@@ -240,6 +241,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         port, nodes, replicas, share = options.play
         uvloop.run(play(int(port), int(nodes), int(replicas), float(share)))
         return 0
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that what was started is stopped
     rows: dict[str, dict[str, object]] = {}
     total = options.nodes * options.replicas
     print(f"{'':34} {'cores':>7} {'limit':>6} {'MB':>6}   detail")
