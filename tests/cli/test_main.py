@@ -70,7 +70,7 @@ def test_help_shows_what_stands_in_brackets_and_wraps_paragraphs(capsys: pytest.
         cli.main(["gateway", "--help"])
     shown = " ".join(capsys.readouterr().out.replace("│", " ").split())
     assert "[entropy]" in shown
-    assert "SIGHUP reads --config again." in shown
+    assert "--config is read again when it changes, and on SIGHUP." in shown
 
 
 def test_help_keeps_columns_in_docstrings(capsys: pytest.CaptureFixture[str]) -> None:

@@ -75,7 +75,7 @@ def test_signals_end_it_cleanly(number: signal.Signals) -> None:
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
-        (["--hardware", "H10O"], "Did you mean 'H100'"),
+        (["--hardware", "H10O"], "Did you mean H100"),
         (["--model", "Llama-3.1-70B"], "does not fit"),
         (["--replicas", "0"], "replicas must be at least 1"),
         (["--speed", "0"], "speed"),

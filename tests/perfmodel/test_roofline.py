@@ -165,9 +165,9 @@ def test_model_names_are_forgiven(given: str, found: str) -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ({"hardware": "H10O"}, "Did you mean 'H100'"),
-        ({"model": "Llama-3.1-9B"}, "Did you mean 'Llama-3.1-8B'"),
-        ({"precision": "fp9"}, "Did you mean 'fp8'"),
+        ({"hardware": "H10O"}, "Did you mean H100"),
+        ({"model": "Llama-3.1-9B"}, "Did you mean Llama-3.1-8B"),
+        ({"precision": "fp9"}, "Did you mean fp8"),
         ({"kv_precision": "int3"}, "Unknown kv_precision"),
         ({"model": "Llama-3.1-70B"}, "does not fit on 1 x H100"),
         ({"tp": 3}, "does not divide"),

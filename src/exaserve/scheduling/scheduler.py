@@ -303,7 +303,7 @@ class Scheduler:
         """Choose a replica and charge its ledger, in one step. ``exclude``: replicas already tried."""
         pool = self._pools.get(facts.model)
         if pool is None:
-            if self._states and not self._pools:
+            if not self._pools:
                 return Refusal(RefusalReason.NOT_READY, "no replica has said yet which models it serves")
             return Refusal(RefusalReason.MODEL_UNKNOWN, f"no replica serves model {facts.model!r}")
         choice = self._policy.pick(pool, facts, now, exclude)
@@ -379,7 +379,8 @@ class Scheduler:
         """What :meth:`place` would do now, and why. Charges nothing."""
         pool = self._pools.get(facts.model)
         if pool is None:
-            return Explanation(facts.model, self.policy_name, None, RefusalReason.MODEL_UNKNOWN.value, ())
+            reason = RefusalReason.MODEL_UNKNOWN if self._pools else RefusalReason.NOT_READY
+            return Explanation(facts.model, self.policy_name, None, reason.value, ())
         levels = self._prefix.match(facts.prefix)
         tokens_per_byte = pool.stats.cache_trust / pool.stats.bytes_per_token
         rows = []
