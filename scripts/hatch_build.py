@@ -26,6 +26,10 @@ COMPILED = (
     "health/book.py",
     "health/breaker.py",
     "health/probe.py",
+    "perfmodel/blocks.py",
+    "perfmodel/engine.py",
+    "perfmodel/runs.py",
+    "perfmodel/sequence.py",
     "scheduling/admission.py",
     "scheduling/entropy.py",
     "scheduling/filters.py",
@@ -44,6 +48,12 @@ COMPILED = (
     "scheduling/pool.py",
     "scheduling/prefix.py",
     "scheduling/scheduler.py",
+    "simulate/call.py",
+    "simulate/gateway.py",
+    "simulate/oracle.py",
+    "simulate/replica.py",
+    "simulate/simulation.py",
+    "simulate/world.py",
     "observe/exposition.py",
     "observe/metrics.py",
     "gateway/answers.py",
@@ -61,7 +71,8 @@ COMPILED = (
     "gateway/upstream.py",
     "gateway/usage.py",
 )
-"""What a request passes through. Classes that others inherit from, or that msgspec makes, cannot be among them."""
+"""What a request passes through, in the gateway and in the simulator. Classes that interpreted ones inherit from, or
+that msgspec makes, cannot be among them."""
 
 _BUILD = """\
 import sys
