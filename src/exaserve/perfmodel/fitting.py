@@ -221,7 +221,7 @@ def _prefill_once(points: Sequence[PrefillPoint]) -> Fit:
     except ValueError:
         found, errors, left = np.zeros(3), np.zeros(3), math.nan
         pair = Estimate(0.0, math.inf)
-    # Three times its error is the least that can be told from nothing; attention that costs nothing measurable is no fault.
+    # Three times its error is the least that can be told from nothing. Attention that cannot be measured is no fault.
     if not _carried(pair, 1.0 / 3.0):
         refused.append(
             Refusal(
