@@ -8,7 +8,7 @@ BIN := $(VENV)/bin
 PYTEST_WORKERS ?= 2
 PURE := $(wildcard $(addprefix src/exaserve/,domain scheduling health perfmodel planning preflight report workload))
 
-.PHONY: help setup demo test test-compiled check format bench-gateway bench-bringup bench-telemetry clean
+.PHONY: help setup demo test test-compiled check format bench-gateway bench-simulate bench-bringup bench-telemetry clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' Makefile
@@ -47,10 +47,13 @@ format: $(VENV)/.dev ## rewrite the sources in the house format
 
 test-compiled: $(VENV)/.dev $(VENV)/compiled/.done ## tests of the request path, compiled
 	@PYTHONPATH=$(CURDIR)/$(VENV)/compiled $(BIN)/python -m pytest -n $(PYTEST_WORKERS) --dist loadgroup $(PYTEST_ARGS) \
-		tests/gateway tests/scheduling tests/e2e/test_clients.py
+		tests/gateway tests/scheduling tests/perfmodel tests/simulate tests/e2e/test_clients.py
 
 bench-gateway: $(VENV)/.dev $(VENV)/compiled/.done ## gateway against HAProxy and vllm-router on the same core
 	@PYTHONPATH=$(CURDIR)/$(VENV)/compiled $(BIN)/python -m benchmarks.bench_gateway
+
+bench-simulate: $(VENV)/.dev $(VENV)/compiled/.done ## simulated seconds per second: 3,072 replicas, 28,000 requests/s
+	@PYTHONPATH=$(CURDIR)/$(VENV)/compiled $(BIN)/python -m benchmarks.bench_simulate
 
 bench-bringup: $(VENV)/.dev ## null engines on 16 to 512 nodes, from exaserve up to all ready
 	@$(BIN)/python -m benchmarks.bench_bringup

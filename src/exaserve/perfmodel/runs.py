@@ -37,6 +37,10 @@ class RunEngine(Engine):
         """Steps of the run under way that have not ended."""
         self._from = self._growth_s = 0.0
         """When the first of them began, and how much longer each takes than the one before."""
+        self._fixed_s = profile.decode_fixed_s
+        self._per_seq_s = profile.decode_per_seq_s
+        self._per_kv_s = profile.decode_per_kv_token_s
+        self._expert_s = profile.expert_s
 
     @property
     def prefilling(self) -> bool:
@@ -70,7 +74,11 @@ class RunEngine(Engine):
         self._grown = tick
         self.busy = True
         self._steps, self._from = 1, now
-        self._step_s = step_s = self.profile.step_s(0, count, self._kv_tokens) * self.slow / self.speed
+        # Most steps are of this kind, so the profile's formula for them stands here again.
+        step_s = self._fixed_s + self._per_seq_s * count + self._per_kv_s * self._kv_tokens
+        if self._expert_s:
+            step_s = self.profile.step_s(0, count, self._kv_tokens)
+        self._step_s = step_s = step_s * self.slow / self.speed
         return self._lengthen(now + step_s)
 
     def _lengthen(self, end: float) -> float:
@@ -82,7 +90,7 @@ class RunEngine(Engine):
         if steps <= 1 or count * (steps // self.block_size + 1) > self.pool.free:
             return end
         self._steps = steps
-        self._growth_s = growth_s = self.profile.decode_per_kv_token_s * self.slow / self.speed * count
+        self._growth_s = growth_s = self._per_kv_s * self.slow / self.speed * count
         return self._from + steps * self._step_s + growth_s * (0.5 * steps * (steps - 1))
 
     def _admit_plain(self, now: float) -> bool:

@@ -10,35 +10,42 @@ from exaserve.domain.request import RequestFacts
 from exaserve.scheduling import Choice, PolicyContext, PolicyFactory, Pool
 from exaserve.simulate.replica import SimReplica
 
-__all__ = ["ORACLE", "oracle"]
+__all__ = ["ORACLE", "Oracle", "oracle"]
 
 ORACLE = "oracle"
 DECODE_S = 0.005
 """Toll for each sequence decoding there, seconds: it slows this request, and this one's prefill stalls it."""
 
 
-def oracle(replicas: Mapping[ReplicaId, SimReplica]) -> PolicyFactory:
-    """A policy that looks into the engines themselves, not at reports or a ledger."""
+class Oracle:
+    """Looks into the engines themselves, not at reports or a ledger."""
 
-    class Oracle:
-        def __init__(self, context: PolicyContext) -> None:
-            del context
+    def __init__(self, replicas: Mapping[ReplicaId, SimReplica]) -> None:
+        self._replicas = replicas
 
-        def pick(self, pool: Pool, facts: RequestFacts, now: float, exclude: Collection[ReplicaId]) -> Choice | None:
-            need = facts.prompt_tokens + facts.output_tokens
-            best, least = None, math.inf
-            for state in pool.eligible:
-                if exclude and state.id in exclude:
-                    continue
-                replica = replicas[state.id]
-                engine = replica.engine
-                cost = DECODE_S * len(engine.decoding)
+    def pick(self, pool: Pool, facts: RequestFacts, now: float, exclude: Collection[ReplicaId]) -> Choice | None:
+        need = facts.prompt_tokens + facts.output_tokens
+        replicas = self._replicas
+        best, least = None, math.inf
+        for state in pool.eligible:
+            if exclude and state.id in exclude:
+                continue
+            replica = replicas[state.id]
+            engine = replica.engine
+            cost = DECODE_S * len(engine.decoding)
+            if cost < least:
+                cost += replica.wait_s(now)
+                if engine.kv_tokens + need > 0.95 * engine.profile.kv_tokens_max:
+                    cost += 10.0
                 if cost < least:
-                    cost += replica.wait_s(now)
-                    if engine.kv_tokens + need > 0.95 * engine.profile.kv_tokens_max:
-                        cost += 10.0
-                    if cost < least:
-                        best, least = state, cost
-            return None if best is None else Choice(best, least, 0)
+                    best, least = state, cost
+        return None if best is None else Choice(best, least, 0)
 
-    return Oracle
+
+def oracle(replicas: Mapping[ReplicaId, SimReplica]) -> PolicyFactory:
+    """The policy over these replicas, whatever its context."""
+
+    def factory(_context: PolicyContext) -> Oracle:
+        return Oracle(replicas)
+
+    return factory
