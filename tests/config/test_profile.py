@@ -18,7 +18,9 @@ def profile(tmp_path):
         "decode_fixed_s": Estimate(0.02, 1e-4),
         "kv_bytes_per_token": Estimate(2048.0, 1.0),
     }
-    one = Calibration("m", "vllm", "", constants, {}, {"kv_tokens_max": 90_000, "max_model_len": 4096})
+    one = Calibration(
+        "m", "vllm", "", constants, {"kv_gb": Estimate(0.7, 0.1)}, {"kv_tokens_max": 90_000, "max_model_len": 4096}
+    )
     path = tmp_path / "measured.yaml"
     path.write_text(yaml.safe_dump(calibration_document(one)))
     return path
@@ -34,6 +36,7 @@ def test_a_pool_takes_its_figures_from_the_profile_beside_its_file(tmp_path, pro
     assert (spec.kv_tokens_max, spec.max_model_len) == (90_000, 4096)
     assert pool_engine_profile(cluster.pools[0]).prefill_tokens_per_s == 7_000.0
     assert cluster.pools[0].profile == str(profile)
+    assert (cluster.scheduling.literal_kv_gb, cluster.scheduling.literal_age_s) == (0.7, 0.5)
 
 
 def test_replicas_that_run_already_have_it_too(tmp_path, profile):

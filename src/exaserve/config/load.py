@@ -12,7 +12,7 @@ from exaserve.config.checks import check_file
 from exaserve.config.cluster import SCHEMA, Cluster, ClusterFile, NodeEntry, Pool
 from exaserve.config.convert import Reader
 from exaserve.config.document import TEXT_BYTES_MAX, Item, Problem, parse_document
-from exaserve.config.profile import with_profile
+from exaserve.config.profile import with_profile, with_weights
 from exaserve.domain.errors import ConfigError
 from exaserve.scheduling.config import SchedulerConfig
 
@@ -41,9 +41,8 @@ def load_cluster(path: str | Path) -> Cluster:
     cluster = parse_cluster(data, str(path))
     if not any(pool.profile for pool in cluster.pools):
         return cluster
-    return msgspec.structs.replace(
-        cluster, pools=tuple(with_profile(pool, path.absolute().parent) for pool in cluster.pools)
-    )
+    pools = tuple(with_profile(pool, path.absolute().parent) for pool in cluster.pools)
+    return msgspec.structs.replace(cluster, pools=pools, scheduling=with_weights(cluster.scheduling, pools))
 
 
 def parse_cluster(text: str | bytes, name: str = "cluster.yaml") -> Cluster:

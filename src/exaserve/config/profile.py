@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
@@ -12,8 +13,11 @@ from exaserve.config.cluster import Pool
 from exaserve.config.document import TEXT_BYTES_MAX
 from exaserve.domain.errors import ConfigError
 from exaserve.perfmodel import Calibration, EngineProfile, parse_calibration, profile
+from exaserve.scheduling.config import SchedulerConfig
 
-__all__ = ["load_profile", "pool_engine_profile", "with_profile"]
+__all__ = ["load_profile", "pool_engine_profile", "with_profile", "with_weights"]
+
+_WEIGHTS = {"literal_kv_gb": "kv_gb", "literal_age_s": "kv_age_s", "literal_net_mb": "net_mb"}
 
 
 def load_profile(path: str | Path) -> Calibration:
@@ -56,6 +60,21 @@ def with_profile(pool: Pool, directory: Path) -> Pool:
         kv_tokens_max=pool.kv_tokens_max or found.limits.get("kv_tokens_max", 0),
         max_model_len=pool.max_model_len or found.limits.get("max_model_len", 0),
     )
+
+
+def with_weights(scheduling: SchedulerConfig, pools: Sequence[Pool]) -> SchedulerConfig:
+    """The literal score's weights as the first profile that has any measured them, where the file leaves them alone."""
+    default = SchedulerConfig()
+    for pool in pools:
+        weights = load_profile(pool.profile).weights if pool.profile else {}
+        if weights:
+            measured = {
+                name: weights[key].value
+                for name, key in _WEIGHTS.items()
+                if key in weights and getattr(scheduling, name) == getattr(default, name)
+            }
+            return dataclasses.replace(scheduling, **measured)
+    return scheduling
 
 
 def pool_engine_profile(pool: Pool) -> EngineProfile:
