@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import yaml
@@ -68,7 +69,7 @@ def with_weights(scheduling: SchedulerConfig, pools: Sequence[Pool]) -> Schedule
     for pool in pools:
         weights = load_profile(pool.profile).weights if pool.profile else {}
         if weights:
-            measured = {
+            measured: dict[str, Any] = {
                 name: weights[key].value
                 for name, key in _WEIGHTS.items()
                 if key in weights and getattr(scheduling, name) == getattr(default, name)
