@@ -162,7 +162,7 @@ async def test_verbs(tmp_path) -> None:
 
 
 async def test_stages_start_in_order_and_before_the_engine(tmp_path) -> None:
-    stage = ("sh", "-c", f'echo stage {{stage}}; exec "{sys.executable}" {ENGINE} {{host}} {{stage_port}}')
+    stage = ("sh", "-c", f'echo stage {{stage}}; exec "{sys.executable}" "{ENGINE}" {{host}} {{stage_port}}')
     async with node(tmp_path, pipeline_parallel_size=3, stage_command=stage) as agent:
         (unit,) = agent.units.values()
         await until(lambda: unit.ready, 15.0)

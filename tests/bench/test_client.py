@@ -216,7 +216,10 @@ async def test_cancelling_closes_every_connection():
 
     async with serving(answer) as stub:
         task = asyncio.ensure_future(load(stub, plan()))
-        await asyncio.sleep(0.3)
+        for _ in range(1000):
+            if len(stub.tasks) == 10:
+                break
+            await asyncio.sleep(0.01)
         assert len(stub.tasks) == 10
         task.cancel()
         with pytest.raises(asyncio.CancelledError):

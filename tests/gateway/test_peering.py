@@ -118,8 +118,7 @@ async def test_what_one_places_is_in_the_others_ledger_within_milliseconds():
 
 async def test_eight_gateways_agree_under_load_and_hold_nothing_after_it():
     async with cluster(8, replicas=4) as gateways, httpx.AsyncClient(trust_env=False) as client:
-        for gateway in gateways:
-            assert len(gateway.scheduler._peers.gateways) == 8
+        await until(lambda: all(len(gateway.scheduler._peers.gateways) == 8 for gateway in gateways), 15.0)
         work = [ask(client, gateway, 20, bool(i % 3)) for i, gateway in enumerate(gateways * 8)]
         seen = 0
 

@@ -24,7 +24,7 @@ from exaserve.cli.preflight_hosts import SshOptions, read_hosts, read_saved
 from exaserve.domain.errors import ConfigError
 from exaserve.preflight import MARK
 
-FAKE_SSH = f"""#!{sys.executable}
+FAKE_SSH = """\
 import subprocess, sys, time, pathlib
 log = pathlib.Path(__file__).with_name("log")
 host, command = sys.argv[sys.argv.index("--") + 1 :]
@@ -60,8 +60,10 @@ def rows(document: Any, host: str) -> dict[str, str]:
 
 @pytest.fixture
 def ssh(tmp_path: Path) -> Path:
+    (tmp_path / "ssh.py").write_text(FAKE_SSH)
     path = tmp_path / "ssh"
-    path.write_text(FAKE_SSH)
+    # Not the interpreter in the first line: its path may hold a space.
+    path.write_text(f'#!/bin/sh\nexec "{sys.executable}" "{tmp_path / "ssh.py"}" "$@"\n')
     path.chmod(0o755)
     return path
 
