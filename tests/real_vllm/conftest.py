@@ -11,8 +11,6 @@ from tests.real_vllm.server import Unavailable, serving
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if "tests/real_vllm" in item.path.as_posix():
-            # One test process has them all, so that there is one server.
-            item.add_marker(pytest.mark.xdist_group("real_vllm"))
             item.add_marker(pytest.mark.slow)
             # The first one also waits for installation and start.
             item.add_marker(pytest.mark.timeout(480))

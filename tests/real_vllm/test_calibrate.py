@@ -9,6 +9,9 @@ from tests.calibrate.command import exaserve
 
 from exaserve.config import load_profile
 
+pytestmark = pytest.mark.xdist_group("real_vllm")
+"""One test process has them all, so that there is one server."""
+
 RUNS = [
     "--prompts",
     "128,512,1024,2048",
