@@ -74,7 +74,7 @@ class SchedulerConfig:
     decode_seq_s: float = 0.01
     memory_steep_s: float = 10.0
     failure_s: float = 0.5
-    away_share: float = 0.1
+    away_share: float = 0.15
     away_weight: float = 0.3
     lean_share: float = 0.4
     report_stale_s: float = 2.0
