@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from typing import Any
 
 import httpx
 import openai
@@ -22,7 +23,7 @@ def counter(exposition: str, name: str, label: str = "") -> float:
 def test_answers_streams_and_aborts_pass_through(real_vllm):
     with GatewayProcess([real_vllm]) as gateway:
         until(lambda: httpx.get(f"{gateway.url}/ready").status_code == 200, 30.0, "ready")
-        client = openai.OpenAI(base_url=f"{gateway.url}/v1", api_key="none", max_retries=0, timeout=60.0)
+        client: Any = openai.OpenAI(base_url=f"{gateway.url}/v1", api_key="none", max_retries=0, timeout=60.0)
         model = client.models.list().data[0].id
         ask = [{"role": "user", "content": "count to ten"}]
 
