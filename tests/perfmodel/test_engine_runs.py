@@ -40,7 +40,7 @@ def requests_of(jobs: list[Job]) -> list[Request]:
 
 
 def drive(
-    profile: EngineProfile, jobs: list[Job], looks: list[float], *, runs: bool
+    profile: EngineProfile, jobs: list[Job], looks: list[float], *, runs: bool, ahead: bool = False
 ) -> tuple[list[Request], list[object]]:
     """The same jobs step by step or in runs; ``looks`` are instants at which somebody reads the counters."""
     engine = RunEngine(profile) if runs else Engine(profile)
@@ -63,10 +63,14 @@ def drive(
         if isinstance(engine, RunEngine) and end is not None:
             if kind == 2:
                 engine.advance(now)
+            elif kind == 0 and ahead:
+                end = engine.join(now)
             else:
                 end = engine.cut_run(now)
         if kind == 1:
             engine.abort(requests[k], now)
+            if isinstance(engine, RunEngine) and end is not None:
+                end = engine.replan(now)
         if kind == 2:
             seen.append((round(engine.kv_use, 9), engine.kv_tokens, engine.generation_tokens_total, engine.steps_total))
         engine.validate()
@@ -94,7 +98,7 @@ jobs_strategy = st.lists(
 
 @pytest.mark.parametrize("profile", [PROFILE, ROOMY], ids=["tight", "roomy"])
 @given(jobs=jobs_strategy, looks=st.lists(st.floats(0.0, 3.0), max_size=4))
-@settings(max_examples=150)
+@settings(max_examples=250)
 def test_runs_end_when_their_steps_would_have(profile: EngineProfile, jobs: list[Job], looks: list[float]) -> None:
     single, seen_single = drive(profile, jobs, looks, runs=False)
     together, seen_together = drive(profile, jobs, looks, runs=True)
@@ -104,6 +108,36 @@ def test_runs_end_when_their_steps_would_have(profile: EngineProfile, jobs: list
         assert other.first_token_at == pytest.approx(one.first_token_at, abs=1e-9)
         assert other.finished_at == pytest.approx(one.finished_at, abs=1e-9)
     assert seen_together == seen_single
+
+
+@pytest.mark.parametrize("profile", [PROFILE, ROOMY], ids=["tight", "roomy"])
+@given(jobs=jobs_strategy)
+@settings(max_examples=300)
+def test_steps_formed_ahead_end_when_they_would_have(profile: EngineProfile, jobs: list[Job]) -> None:
+    single, seen_single = drive(profile, jobs, [], runs=False)
+    together, seen_together = drive(profile, jobs, [], runs=True, ahead=True)
+    for one, other in zip(single, together, strict=True):
+        assert other.state is one.state
+        assert other.first_token_at == pytest.approx(one.first_token_at, abs=1e-9)
+        assert other.finished_at == pytest.approx(one.finished_at, abs=1e-9)
+    if not any(job[4] for job in jobs):
+        assert seen_together == seen_single
+
+
+def test_a_newcomer_needs_two_events() -> None:
+    engine = RunEngine(ROOMY)
+    engine.submit(Request(8, 100), 0.0)
+    end = engine.begin_run(0.0)
+    assert end is not None
+    engine.end_step(end)
+    engine.begin_run(end)
+    late = Request(16, 20)
+    engine.submit(late, 0.105)
+    end = engine.join(0.105)
+    assert engine.end_step(end).first == [late]
+    end = engine.begin_run(end)
+    assert end is not None
+    assert engine.end_step(end).finished == [late]
 
 
 def test_a_run_is_one_event_however_long() -> None:

@@ -52,23 +52,17 @@ class RunEngine(Engine):
         assert not self.busy, "begin_run before the last step's end_step"
         waiting = self.waiting
         if waiting or self._prefilling:
-            if len(waiting) == 1 and not self._prefilling and self._admit_plain(now):
+            if waiting and not self._prefilling and self._admit_plain(now):
                 self._steps, self._from = 1, now
                 return now + self._step_s
-            end = self.begin_step(now)
-            if end is None:
-                return None
-            self._steps, self._from = 1, now
-            return end if self._plan else self._lengthen(end)
+            return self._begin_general(now)
         count = len(self.decoding)
         if not count:
             return None
         tick, pool = self._tick, self.pool
         blocks = self._phases[tick % self.block_size]
         if self._alloc_due or blocks > pool.blank:
-            end = self.begin_step(now)
-            self._steps, self._from = 1, now
-            return None if end is None else self._lengthen(end)
+            return self._begin_general(now)
         pool.blank -= blocks
         pool.private += blocks
         self._grown = tick
@@ -80,6 +74,15 @@ class RunEngine(Engine):
             step_s = self.profile.step_s(0, count, self._kv_tokens)
         self._step_s = step_s = step_s * self.slow / self.speed
         return self._lengthen(now + step_s)
+
+    def _begin_general(self, now: float) -> float | None:
+        preemptions = self.preemptions_total
+        end = self.begin_step(now)
+        if end is None:
+            return None
+        self._steps, self._from = 1, now
+        # A step that preempts admits nothing, and the next one may.
+        return end if self._plan or self.preemptions_total != preemptions else self._lengthen(end)
 
     def _lengthen(self, end: float) -> float:
         """Makes a pure decode step, which began just now and ends at ``end``, as long a run as it can be."""
@@ -95,23 +98,35 @@ class RunEngine(Engine):
 
     def _admit_plain(self, now: float) -> bool:
         """Begins a step for the usual case: one new prompt that fits it whole and shares no blocks. False: not so."""
-        request, profile, pool = self.waiting[0], self.profile, self.pool
-        tokens, size, count = request.target, self.block_size, len(self.decoding)
-        need = -(-tokens // size)
-        tick = self._tick
-        blocks = self._phases[tick % size]
-        if (
-            request.hashes
-            or self._alloc_due
-            or tokens > profile.token_budget - count
-            or count >= profile.max_num_seqs
-            or pool.blank < blocks + need + self.watermark_blocks
-        ):
+        tick, pool = self._tick, self.pool
+        blocks = self._phases[tick % self.block_size]
+        if not self._is_plain(blocks):
             return False
-        self.waiting.popleft()
-        pool.blank -= blocks + need
-        pool.private += blocks + need
+        pool.blank -= blocks
+        pool.private += blocks
         self._grown = tick
+        self._begin_plain(now)
+        return True
+
+    def _is_plain(self, blocks: int) -> bool:
+        """Whether what waits is one prompt that a step fits whole and that shares no blocks, ``blocks`` going first."""
+        request, count = self.waiting[0], len(self.decoding)
+        return not (
+            len(self.waiting) > 1
+            or request.hashes
+            or self._alloc_due
+            or request.target > self.profile.token_budget - count
+            or count >= self.profile.max_num_seqs
+            or self.pool.blank < blocks - (-request.target // self.block_size) + self.watermark_blocks
+        )
+
+    def _begin_plain(self, now: float) -> None:
+        """Forms the step of a plain prompt, which begins at ``now``."""
+        request, pool = self.waiting.popleft(), self.pool
+        tokens = request.target
+        need = -(-tokens // self.block_size)
+        pool.blank -= need
+        pool.private += need
         request.computed = 0
         request.private = need
         request.state = _PREFILL
@@ -122,10 +137,51 @@ class RunEngine(Engine):
         self.running[request] = None
         self._prefilling[request] = None
         self._plan.append((request, tokens))
-        pairs = tokens * (tokens >> 1)
-        self._step_s = profile.step_s(tokens, count, self._kv_tokens, pairs) * self.slow / self.speed
         self.busy = True
-        return True
+        self._time_plan()
+
+    def _time_plan(self) -> None:
+        """How long the step takes as it is planned now."""
+        tokens = pairs = 0
+        for request, chunk in self._plan:
+            tokens += chunk
+            pairs += chunk * (request.computed + (chunk >> 1))
+        step_s = self.profile.step_s(tokens, len(self.decoding), self._kv_tokens, pairs)
+        self._step_s = step_s * self.slow / self.speed
+
+    def join(self, now: float) -> float:
+        """Something was submitted during a run: when the next change is.
+
+        The newcomer begins with the step after the one under way. Where that is plain, the step is formed here, ahead
+        of its time, and needs no event of its own; counters are then up to one step ahead of ``now``.
+        """
+        if now < self._from:
+            self._join_planned()
+            return self._from + self._step_s
+        if self._plan:
+            return self._from + self._step_s
+        self.advance(now)
+        if self._steps > 1 and self._is_plain(self._phases[(self._tick + 1) % self.block_size]):
+            self._skip(1)
+            self._begin_plain(self._from)
+        self._steps = 1
+        return self._from + self._step_s
+
+    def _join_planned(self) -> None:
+        """Takes what waits into the step that has been formed ahead of its time, as far as it fits."""
+        budget = self.profile.token_budget - len(self.decoding) - sum(chunk for _, chunk in self._plan)
+        if budget > 0:
+            self._admit(budget, self._from)
+            self._time_plan()
+
+    def replan(self, now: float) -> float:
+        """After an abort: the step that was formed ahead of its time goes on without it. When the next change is."""
+        if now < self._from:
+            self._plan = [(request, chunk) for request, chunk in self._plan if request.state is _PREFILL]
+            self._time_plan()
+            if not self._plan and not self.decoding:
+                self._step_s = 0.0
+        return self._from + self._step_s
 
     def cut_run(self, now: float) -> float:
         """Shortens the run under way to the end of the step that is under way at ``now``, and returns that."""

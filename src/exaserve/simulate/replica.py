@@ -125,10 +125,10 @@ class SimReplica:
         elif engine.busy:
             self.waiting_seen += 1
             self.world.count(now, 1, 0)
-            if not engine.prefilling:
-                end = engine.cut_run(now)
-                if end != self.end:
-                    self._step_ends(end)
+            end = engine.join(now)
+            if end != self.end:
+                self._step_ends(end)
+                self._count(now)
         else:
             end_or_none = engine.begin_run(now)
             if end_or_none is not None:
@@ -140,9 +140,11 @@ class SimReplica:
         engine = self.engine
         if job.state not in (State.WAITING, State.PREFILL, State.DECODE):
             return
-        if engine.busy and self.mode is Mode.UP:
-            self._step_ends(engine.cut_run(now))
+        if engine.busy:
+            engine.cut_run(now)
         engine.abort(job, now)
+        if engine.busy and self.mode is Mode.UP:
+            self._step_ends(engine.replan(now))
         self._count(now)
 
     def jobs(self) -> list[Job]:
