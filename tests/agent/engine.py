@@ -1,4 +1,4 @@
-"""A stand-in for an engine: ``engine.py HOST PORT [--crash-after S] [--words TEXT] [--exit CODE] [--daemon FILE]``."""
+"""A stand-in for an engine: ``engine.py HOST PORT [--crash-after S] [--words TEXT] [--exit CODE] [--daemon FILE] [--api-key K]``."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ parser.add_argument("--exit", type=int)
 parser.add_argument("--crash-after", type=float)
 parser.add_argument("--freeze-file", default="")
 parser.add_argument("--daemon", default="")
+parser.add_argument("--api-key", default="")
 options = parser.parse_args()
 if options.words:
     print(options.words, flush=True)
@@ -43,7 +44,9 @@ class Handler(BaseHTTPRequestHandler):
     def answer(self, body: bytes) -> None:
         while options.freeze_file and os.path.exists(options.freeze_file):
             time.sleep(0.05)
-        self.send_response(200)
+        known = not options.api_key or self.headers["authorization"] == f"Bearer {options.api_key}"
+        body = body if known else b'{"error": "Unauthorized"}'
+        self.send_response(200 if known else 401)
         self.send_header("content-length", str(len(body)))
         self.end_headers()
         self.wfile.write(body)

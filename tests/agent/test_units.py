@@ -15,6 +15,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+import msgspec
 import pytest
 
 from exaserve.agent.host import ProcessHost
@@ -58,7 +59,9 @@ async def until(condition, timeout_s: float = 10.0) -> None:
 
 
 @contextlib.asynccontextmanager
-async def node(folder: Path, *flags: str, settings: AgentSettings = QUICK, **pool) -> AsyncIterator[Any]:
+async def node(
+    folder: Path, *flags: str, settings: AgentSettings = QUICK, api_key: str = "", **pool
+) -> AsyncIterator[Any]:
     entry = NodeEntry(name="n", address="127.0.0.1")
     command = (sys.executable, ENGINE, "{host}", "{port}", *flags)
     made = Pool(model="m", engine="command", engine_command=command, base_port=free_port(), **pool)
@@ -73,6 +76,7 @@ async def node(folder: Path, *flags: str, settings: AgentSettings = QUICK, **poo
         EventLog(lines.append, burst_max=1000),
         meters=Meters(time.monotonic),
         rng=Random(0),
+        engine_api_key=api_key,
     )
     agent.lines = lines  # type: ignore[attr-defined]
     agent.start()
@@ -93,6 +97,27 @@ async def test_an_engine_goes_through_its_life_and_ends_with_its_log_kept(tmp_pa
     assert states == ["starting", "loading", "warming", "ready", "draining", "stopping", "stopped"]
     assert not alive(pid)
     assert "hello from the engine" in (tmp_path / "logs" / "n_r0.log").read_text()
+
+
+async def test_an_engine_that_asks_for_a_key_is_probed_and_sampled_with_it(tmp_path) -> None:
+    async with node(tmp_path, "--api-key", "the engine's own", api_key="the engine's own") as agent:
+        (unit,) = agent.units.values()
+        await until(lambda: unit.ready)
+        await until(lambda: unit.sampler.last is not None)
+        unit.ask("restart", 0.5)
+        await until(lambda: unit.state is not State.READY)
+        await until(lambda: unit.ready and unit.sampler.last is not None)
+
+
+async def test_an_engine_that_asks_for_another_key_never_serves_and_the_reason_says_why(tmp_path) -> None:
+    settings = msgspec.structs.replace(QUICK, start_timeout_s=0.8, restarts_max=0)
+    async with node(tmp_path, "--api-key", "the engine's own", api_key="another", settings=settings) as agent:
+        (unit,) = agent.units.values()
+        await until(lambda: "does the engine want a key?" in unit.reason)
+        await until(lambda: unit.state is State.FAILED)
+        assert "status 401" in unit.reason
+        told = [line for line in agent.lines if "event=replica_probe" in line and "status 401" in line]
+        assert len(told) == 1
 
 
 async def test_a_crash_is_restarted_and_given_up_in_the_end(tmp_path) -> None:

@@ -39,6 +39,7 @@ class NodeAgent:
         gateways: ``(host, port)`` of each gateway's agent port.
         host: where engines run.
         meters: the machine's figures; shared by agents that share a machine.
+        engine_api_key: what the engines want as bearer token, "" for none.
         clock: monotonic seconds.
     """
 
@@ -53,6 +54,7 @@ class NodeAgent:
         *,
         meters: Meters,
         token: bytes | None = None,
+        engine_api_key: str = "",
         tls: ssl.SSLContext | None = None,
         rng: Random | None = None,
         clock: Callable[[], float] = time.monotonic,
@@ -64,7 +66,8 @@ class NodeAgent:
         self._rng = rng or Random()
         self._meters = meters
         self.units = {
-            plan.spec.id: Unit(plan, settings, host, log, self._rng, self._unit_changed, clock) for plan in plans
+            plan.spec.id: Unit(plan, settings, host, log, self._rng, self._unit_changed, clock, engine_api_key)
+            for plan in plans
         }
         self._index = {replica: index for index, replica in enumerate(self.units)}
         self.uplinks = [

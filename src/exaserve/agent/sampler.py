@@ -26,15 +26,19 @@ class Sample:
 class Sampler:
     """Samples one engine; one request at a time.
 
+    Args:
+        api_key: what the engine wants as bearer token, "" for none.
+
     Attributes:
         last: the newest sample, None before the first.
         failures: samples in a row that failed.
         error: of the last one.
     """
 
-    def __init__(self, spec: ReplicaSpec, clock: Callable[[], float]) -> None:
+    def __init__(self, spec: ReplicaSpec, clock: Callable[[], float], api_key: str = "") -> None:
         self._spec = spec
         self._clock = clock
+        self._api_key = api_key
         self._fetcher: Fetcher | None = None
         self._age = KvAge()
         self._engine = ""
@@ -52,7 +56,7 @@ class Sampler:
     def ask(self, timeout_s: float, done: Callable[[Sample | None], None]) -> None:
         """Begins a sample; ``done`` is called once, with None where it failed. Not while :attr:`asking`."""
         if self._fetcher is None:
-            self._fetcher = Fetcher(self._spec.url, clock=self._clock)
+            self._fetcher = Fetcher(self._spec.url, clock=self._clock, api_key=self._api_key)
         path = self._paths[self._path]
         self._fetcher.start("GET", path, lambda result: done(self._took(result)), timeout_s=timeout_s)
 

@@ -40,6 +40,7 @@ class Unit:
     Args:
         on_change: called after each change of state or readiness.
         clock: monotonic seconds.
+        api_key: what the engine wants as bearer token from probes and samples, "" for none.
 
     Attributes:
         state / reason / since: of the life cycle.
@@ -57,6 +58,7 @@ class Unit:
         rng: Random,
         on_change: Callable[[Unit], None],
         clock: Callable[[], float] = time.monotonic,
+        api_key: str = "",
     ) -> None:
         self.plan = plan
         self.spec = plan.spec
@@ -66,7 +68,7 @@ class Unit:
         self.well = False
         self.restarts = 0
         self.engine: Engine | None = None
-        self.sampler = Sampler(plan.spec, clock)
+        self.sampler = Sampler(plan.spec, clock, api_key)
         self.last_words: list[str] = []
         self._settings = settings
         self._host = host
@@ -74,6 +76,7 @@ class Unit:
         self._rng = rng
         self._on_change = on_change
         self._clock = clock
+        self._api_key = api_key
         self._policy = RestartPolicy(
             settings.restarts_max, settings.backoff_s, settings.backoff_max_s, settings.restart_window_s
         )
@@ -198,7 +201,7 @@ class Unit:
         try:
             self.engine = await self._host.start(self.plan, self._poke)
             self._move(Event.SPAWNED, f"pid {self.engine.pid}" if self.engine.pid else "inside this process")
-            self._fetcher = Fetcher(self.spec.url, clock=self._clock)
+            self._fetcher = Fetcher(self.spec.url, clock=self._clock, api_key=self._api_key)
             why = await self._load() or await self._warm() or await self._serve()
         except (ConfigError, OSError) as error:
             why = str(error)
@@ -217,11 +220,16 @@ class Unit:
     async def _load(self) -> str:
         """Probes until the first completion. Returns why it did not come, "" where it did."""
         end = self._clock() + self._settings.start_timeout_s
-        pause_s = _LOOK_MIN_S
+        pause_s, result, told = _LOOK_MIN_S, "", ""
         while self._clock() < end:
             result = await self._probe()
             if why := self._over():
                 return why
+            if result.startswith("status ") and result != told:  # "refused" is what every engine says while it loads
+                told = result
+                self.reason = f"probe: {result}"
+                self._log.info("replica_probe", replica=self.spec.id, why=self.reason)
+                self._on_change(self)
             if not result:
                 self._move(Event.ANSWERED, "answered a completion")
                 return ""
@@ -229,7 +237,7 @@ class Unit:
             if why := self._over():
                 return why
             pause_s = min(pause_s * 1.5, _LOOK_MAX_S)
-        return f"no completion within {self._settings.start_timeout_s:g} s of its start"
+        return f"no completion within {self._settings.start_timeout_s:g} s of its start: {result}"
 
     async def _warm(self) -> str:
         for number in range(self._settings.warm_requests if self.plan.engine != "null" else 0):

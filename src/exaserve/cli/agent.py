@@ -47,6 +47,9 @@ def agent(
     token_file: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Secret shared with the gateways; needed beyond loopback.")
     ] = None,
+    engine_api_key_file: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="API key of the engines, for probes and samples.")
+    ] = None,
     state_dir: Annotated[Path | None, typer.Option(metavar="DIR", help="Where logs and caches of engines are.")] = None,
     log_level: Annotated[str, typer.Option(help="debug, info, warning or error.")] = "info",
 ) -> None:
@@ -73,6 +76,9 @@ def agent(
     if state_dir is not None:
         changes["state_dir"] = str(state_dir)
     cluster = msgspec.structs.replace(cluster, agents=msgspec.structs.replace(cluster.agents, **changes))
+    if engine_api_key_file is not None:
+        gateway_settings = msgspec.structs.replace(cluster.gateway, engine_api_key_file=str(engine_api_key_file))
+        cluster = msgspec.structs.replace(cluster, gateway=gateway_settings)
     nodes = cluster.nodes if all_nodes else (_this_node(cluster, node),)
     _run(cluster, nodes, log_level)
 
@@ -208,6 +214,8 @@ def build(cluster: Cluster, nodes: tuple[NodeEntry, ...], log: EventLog) -> tupl
 
     settings = cluster.agents
     token = read_secret(settings.token_file, "agents.token_file") if settings.token_file else None
+    file = cluster.gateway.engine_api_key_file
+    key = read_secret(file, "gateway.engine_api_key_file", characters_min=1) if file else ""
     gateways = _gateways(cluster, token)
     tls = mutual_tls("client", settings.tls_cert, settings.tls_key, settings.tls_ca)
     machine = read_machine(allowed=allowed_cpus())
@@ -224,6 +232,7 @@ def build(cluster: Cluster, nodes: tuple[NodeEntry, ...], log: EventLog) -> tupl
             log,
             meters=meters,
             token=None if token is None else token.encode(),
+            engine_api_key=key,
             tls=tls,
         )
         for node in nodes

@@ -94,8 +94,8 @@ class GatewaySettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     peer_token_file: str = ""
     """File with the secret that peers share; needed unless all addresses are loopback."""
     engine_api_key_file: str = ""
-    """File with the key that engines were started with (vLLM's ``--api-key``), for probes and telemetry. Clients' own
-    ``Authorization`` passes through untouched."""
+    """File with the key that engines were started with (vLLM's ``--api-key``), for probes and telemetry, of the gateway
+    and of the agents. Clients' own ``Authorization`` passes through untouched."""
 
 
 class TelemetrySettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
