@@ -1,4 +1,4 @@
-"""A stand-in for an engine: ``engine.py HOST PORT [--crash-after S] [--words TEXT] [--exit CODE] [--daemon FILE] [--api-key K]``."""
+"""A stand-in for an engine: ``engine.py HOST PORT`` and what it is to do wrong, or to ask for."""
 
 from __future__ import annotations
 
