@@ -20,6 +20,7 @@ parser.add_argument("--crash-after", type=float)
 parser.add_argument("--freeze-file", default="")
 parser.add_argument("--daemon", default="")
 parser.add_argument("--api-key", default="")
+parser.add_argument("--models-file", default="", help="names it lists, one on a line")
 options = parser.parse_args()
 if options.words:
     print(options.words, flush=True)
@@ -52,6 +53,11 @@ class Handler(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def do_GET(self) -> None:
+        if options.models_file and self.path == "/v1/models":
+            with open(options.models_file) as file:
+                listed = [{"id": name, "max_model_len": 2048} for name in file.read().split()]
+            self.answer(json.dumps({"data": listed}).encode())
+            return
         self.answer(
             b"# TYPE vllm:num_requests_running gauge\nvllm:num_requests_running 0\n"
             b"# TYPE vllm:num_requests_waiting gauge\nvllm:num_requests_waiting 0\n"

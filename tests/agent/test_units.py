@@ -120,6 +120,22 @@ async def test_an_engine_that_asks_for_another_key_never_serves_and_the_reason_s
         assert len(told) == 1
 
 
+async def test_adapters_that_come_and_go_in_the_engine_are_taken_over(tmp_path) -> None:
+    names = tmp_path / "names"
+    names.write_text("m one")
+    async with node(tmp_path, "--models-file", str(names), lora_adapters=("one=/a", "gone=/b")) as agent:
+        (unit,) = agent.units.values()
+        assert unit.spec.models == ("m", "one", "gone"), "as planned, before it can say"
+        await until(lambda: unit.ready)
+        assert (unit.spec.models, unit.spec.max_model_len) == (("m", "one"), 2048)
+        names.write_text("two m")
+        await until(lambda: unit.spec.models == ("m", "two"))
+        assert agent._state_of(unit, 0.0).models == ("m", "two")
+        names.write_text("/some/path/of/m")
+        await asyncio.sleep(0.3)
+        assert unit.spec.models == ("m", "two"), "a list in other words says nothing"
+
+
 async def test_a_crash_is_restarted_and_given_up_in_the_end(tmp_path) -> None:
     async with node(tmp_path, "--crash-after", "0.4") as agent:
         (unit,) = agent.units.values()

@@ -9,8 +9,11 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from random import Random
 from typing import Literal
+
+import msgspec
 
 from exaserve.agent.host import Engine, EngineHost
 from exaserve.agent.lifecycle import HAS_PROCESS, Event, State, transition
@@ -21,7 +24,7 @@ from exaserve.config import AgentSettings
 from exaserve.domain.errors import ConfigError
 from exaserve.engines import ENGINES
 from exaserve.engines.fetch import Fetched, Fetcher
-from exaserve.engines.probe import DIALECTS, NEXT_DIALECT, completion_probe, reason_of
+from exaserve.engines.probe import DIALECTS, NEXT_DIALECT, ModelList, completion_probe, reason_of
 from exaserve.observe import EventLog
 
 __all__ = ["Unit"]
@@ -32,6 +35,8 @@ _LOOK_MIN_S, _LOOK_MAX_S = 0.02, 1.0
 _STRIKES_MAX = 2
 """Bad probes in a row after which a ready replica is called not ready."""
 _DRAIN_LOOK_S = 0.05
+_MODELS_MAX = 1024
+"""Of an engine's list; a picture has room for no more."""
 
 
 class Unit:
@@ -46,7 +51,7 @@ class Unit:
         state / reason / since: of the life cycle.
         well: whether the last probes were good.
         restarts: after failures, since the agent began.
-        spec: as gateways are told; its KV size and context length fill in as the engine says them.
+        spec: as gateways are told; the engine's own list of models adds adapters and the context length.
     """
 
     def __init__(
@@ -197,6 +202,7 @@ class Unit:
         self.last_words = []
         self._was_ready = False
         self.well = False
+        self.spec = self.plan.spec
         why = ""
         try:
             self.engine = await self._host.start(self.plan, self._poke)
@@ -246,6 +252,9 @@ class Unit:
                 return why
             if result:
                 return f"warming request {number + 1} failed: {result}"
+        await self._list()
+        if why := self._over():
+            return why
         self._hang.reset(self._clock())
         self._was_ready = self.well = True
         self._move(Event.WARMED, "answers in time")
@@ -271,6 +280,7 @@ class Unit:
             probe_at = self._clock() + (interval_s if not strikes else min(0.5, interval_s))
             if not result:
                 self._hang.probed_well(self._clock())
+                await self._list()
             self._judge(strikes, result)
 
     def _judge(self, strikes: int, result: str) -> None:
@@ -359,6 +369,28 @@ class Unit:
                 return result
         self._dialect = 0
         return result
+
+    async def _list(self) -> None:
+        """Takes over what the engine lists beside the model it was started for: adapters come and go."""
+        planned = self.plan.spec
+        if self.plan.engine == "null" or not planned.models:
+            return
+        fetched = await self._ask("GET", "/v1/models", b"")
+        try:
+            listed = msgspec.json.decode(fetched.body, type=ModelList).data[:_MODELS_MAX]
+        except msgspec.DecodeError:
+            return
+        served = planned.models[0]
+        names = dict.fromkeys(model.id for model in listed)
+        if fetched.status != 200 or served not in names:
+            return  # it does not speak of models as the cluster file does
+        lengths = [model.max_model_len for model in listed if model.max_model_len]
+        models = (served, *(name for name in names if name != served))
+        length = planned.max_model_len or (min(lengths) if lengths else 0)
+        if (models, length) != (self.spec.models, self.spec.max_model_len):
+            self.spec = replace(self.spec, models=models, max_model_len=length)
+            self._log.info("replica_models", replica=self.spec.id, models=",".join(models), max_model_len=length)
+            self._on_change(self)
 
     async def _ask(self, method: str, path: str, body: bytes) -> Fetched:
         assert self._fetcher is not None

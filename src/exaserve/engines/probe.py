@@ -4,12 +4,25 @@ from __future__ import annotations
 
 import msgspec
 
-__all__ = ["DIALECTS", "NEXT_DIALECT", "completion_probe", "reason_of"]
+__all__ = ["DIALECTS", "NEXT_DIALECT", "Listed", "ModelList", "completion_probe", "reason_of"]
 
 DIALECTS = ("completions", "chat", "embeddings", "health")
 """In the order they are tried. ``health`` only says that the process lives."""
 NEXT_DIALECT = frozenset({400, 404, 405, 422, 501})
 """Statuses that say "not in this way"."""
+
+
+class Listed(msgspec.Struct):
+    """One model."""
+
+    id: str
+    max_model_len: int | None = None
+
+
+class ModelList(msgspec.Struct):
+    """The part of ``/v1/models`` that matters."""
+
+    data: list[Listed] = []
 
 
 def completion_probe(dialect: str, model: str, health_path: str) -> tuple[str, str, bytes]:

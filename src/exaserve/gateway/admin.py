@@ -227,6 +227,8 @@ class _Admin:
             "running": report.running if report else None,
             "waiting": report.waiting if report else None,
             "kv_use": report.kv_use if report else None,
+            "prefix_hits_total": report.prefix_hits_total if report else None,
+            "prefix_queries_total": report.prefix_queries_total if report else None,
             "kv_tokens_max": int(state.kv_max) or None,
             "report_age_s": state.report_age(now),
             "signals_missing": polling.missing,

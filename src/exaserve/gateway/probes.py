@@ -17,29 +17,18 @@ import msgspec
 from exaserve.domain.replica import ReplicaId, ReplicaSpec
 from exaserve.engines import ENGINES
 from exaserve.engines.fetch import Fetched, fetch
-from exaserve.engines.probe import DIALECTS, NEXT_DIALECT, completion_probe, reason_of
+from exaserve.engines.probe import DIALECTS, NEXT_DIALECT, ModelList, completion_probe, reason_of
 from exaserve.health import HealthBook
 from exaserve.observe import EventLog
 from exaserve.scheduling import Scheduler
 
-__all__ = ["ModelList", "Probes"]
+__all__ = ["Probes"]
 
 PROBES_MAX = 128
 """Probes under way at once. Each is one connection; hung ones hold theirs for the probe's time-out."""
 TICK_S = 0.05
 MODELS_EVERY_S = 30.0
 """How often a replica whose models were asked for is asked again: adapters come and go."""
-
-
-class _Model(msgspec.Struct):
-    id: str
-    max_model_len: int | None = None
-
-
-class ModelList(msgspec.Struct):
-    """The part of ``/v1/models`` that matters."""
-
-    data: list[_Model] = []
 
 
 class _Target:
