@@ -84,12 +84,21 @@ def test_conservation_with_gateways_that_tell_each_other() -> None:
     rate=st.floats(1.0, 120.0),
     gateways=st.integers(1, 3),
     told=st.sampled_from([None, 0.0, 0.01]),
+    hop=st.sampled_from([0.0, 0.002]),
     policy=st.sampled_from(["entropy", "round_robin", "least_tokens", "literal"]),
     seed=st.integers(0, 99),
 )
-def test_each_request_ends_exactly_once(count, rate, gateways, told, policy, seed) -> None:
+def test_each_request_ends_exactly_once(count, rate, gateways, told, hop, policy, seed) -> None:
     simulation, stats = run(
-        count=count, rate=rate, seconds=2.0, gateways=gateways, told_s=told, policy=policy, seed=seed, drain_s=20.0
+        count=count,
+        rate=rate,
+        seconds=2.0,
+        gateways=gateways,
+        told_s=told,
+        hop_s=hop,
+        policy=policy,
+        seed=seed,
+        drain_s=20.0,
     )
     assert all(code >= 0 for code in simulation.recorder.error)
     assert sum(stats.errors.values()) == stats.all.failed
@@ -97,6 +106,19 @@ def test_each_request_ends_exactly_once(count, rate, gateways, told, policy, see
     good = np.array(simulation.recorder.error) == 0
     assert (first[good] >= simulation.demand.at[good]).all()
     assert (last[good] >= first[good]).all()
+
+
+def test_a_hop_costs_the_request_and_its_answer_the_same() -> None:
+    near, far = (run(count=1, rate=0.5, seconds=20.0, probes=False, hop_s=hop)[0].recorder for hop in (0.0, 0.004))
+    assert len(near.first) > 3
+    for mine, other in ((near.first, far.first), (near.last, far.last)):
+        assert [b - a for a, b in zip(mine, other, strict=True)] == pytest.approx([0.008] * len(mine))
+
+
+def test_an_answer_still_under_way_when_the_run_ends_is_unfinished() -> None:
+    simulation, stats = run(count=2, rate=10.0, seconds=2.0, hop_s=2.0, drain_s=1.0, probes=False)
+    assert stats.errors["unfinished"] == stats.all.failed > 5
+    assert simulation.world.open == 0
 
 
 def fixed_service(service_s: float) -> dict[str, Any]:

@@ -79,6 +79,7 @@ class SimGateway:
         self._hop_s = settings.hop_s
         self._told_s = settings.told_s
         self._peers: list[SimGateway] = []
+        self._under_way: dict[Call, None] = {}
         self._budget = self.retry.budget_min_per_s * self.retry.budget_window_s
         self._guard = AnomalyGuard()
         self._suspects: set[ReplicaId] = set()
@@ -142,8 +143,14 @@ class SimGateway:
         if self._peers:
             self.world.at(now + (self._told_s or 0.0), self._tell_placed, placement, call.index)
         if self._hop_s:
-            self.world.at(now + self._hop_s, replica.submit, call)
+            self._under_way[call] = None
+            self.world.at(now + self._hop_s, self._reach, call, replica)
         else:
+            replica.submit(now, call)
+
+    def _reach(self, now: float, call: Call, replica: SimReplica) -> None:
+        self._under_way.pop(call, None)
+        if not call.over:
             replica.submit(now, call)
 
     def _refused(self, call: Call, refusal: Refusal, now: float) -> None:
@@ -187,6 +194,13 @@ class SimGateway:
 
     # -- what replicas answer ---------------------------------------------------------------------------------------
     def first_token(self, call: Call, now: float) -> None:
+        """A replica has sent a first token."""
+        if self._hop_s:
+            self.world.at(now + self._hop_s, self._first_seen, call)
+        else:
+            self._first_seen(now, call, None)
+
+    def _first_seen(self, now: float, call: Call, _: object) -> None:
         placement = call.placement
         if placement is None or call.over:
             return
@@ -198,6 +212,15 @@ class SimGateway:
             self.world.at(now + (self._told_s or 0.0), self._tell_first, call.index)
 
     def done(self, call: Call, now: float) -> None:
+        """A replica has sent the last token."""
+        if self._hop_s:
+            self._under_way[call] = None
+            self.world.at(now + self._hop_s, self._done_seen, call)
+        else:
+            self._done_seen(now, call, None)
+
+    def _done_seen(self, now: float, call: Call, _: object) -> None:
+        self._under_way.pop(call, None)
         if call.over:
             return
         key = (call.prompt_tokens, call.output_tokens, call.cached_tokens)
@@ -259,6 +282,11 @@ class SimGateway:
         recorder.attempts[call.index] = min(call.attempts, 127)
         recorder.ended(call.index, now, error)
         self.world.open -= 1
+
+    def give_up_all(self, now: float) -> None:
+        """The run is over: what is under way to or from a replica is open too."""
+        for call in list(self._under_way):
+            self.give_up(call, now)
 
     def give_up(self, call: Call, now: float) -> None:
         """The run is over and the request still open."""

@@ -18,7 +18,7 @@ class SimSettings:
         gateways: requests are dealt to them in turn.
         told_s: how long a gateway's message about a placement takes to the others; None: they tell each other nothing.
         homes: with several gateways, each replica is the home of one (see :mod:`exaserve.scheduling.peers`).
-        hop_s: one way between gateway and replica.
+        hop_s: from gateway to replica, and the same back; what HTTP, gateway and client cost a request counts here too.
         report_delay_s: a report's way to the gateway; its figures are that much older.
         report_jitter_s: added to that, uniformly from 0 up to this.
         report_loss: share of reports that never arrive, 0..1.

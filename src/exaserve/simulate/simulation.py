@@ -128,6 +128,8 @@ class Simulation:
             if isinstance(job, Call):
                 job.gateway.give_up(job, now)
         self.director.give_up(now)
+        for gateway in self.gateways:
+            gateway.give_up_all(now)
         for index, error in enumerate(self.recorder.error):
             if error == -1:
                 self.recorder.ended(index, now, "unfinished")
