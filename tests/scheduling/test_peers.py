@@ -73,6 +73,16 @@ def test_homes_are_agreed_even_and_stable() -> None:
     assert all(fewer[k] == home for k, home in homes.items() if home != "g7")
 
 
+def test_each_place_in_line_is_one_gateways(build: Build) -> None:
+    names = [f"g{k}" for k in range(5)]
+    schedulers = [build(40) for _ in names]
+    for name, scheduler in zip(names, schedulers, strict=True):
+        scheduler.set_gateways(name, names)
+    for k in range(40):
+        tolls = sorted(scheduler.states()[rid(k)].toll for scheduler in schedulers)
+        assert tolls == [0.0, 0.75, 1.0, 1.25, 1.5]
+
+
 def test_gateways_with_the_same_picture_choose_their_own_homes(build: Build) -> None:
     names = [f"g{k}" for k in range(4)]
     chosen = []

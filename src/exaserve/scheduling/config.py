@@ -18,7 +18,7 @@ class SchedulerConfig:
         kv_watermark: share of KV blocks above which a replica gets no new request (E2), 0..1. Engines preempt near 1.
         full_scan_max: replicas up to which each one is priced; above, a random sample is. A full scan finds the true
             minimum, costs about 0.3 µs a replica, and makes gateways that do not know of each other choose alike.
-        sample_size: replicas drawn (with replacement) above ``full_scan_max``, or when other gateways' work is seen.
+        sample_size: replicas drawn above ``full_scan_max``, half of them from the idle ones while there are any.
         memory_size: best candidates of the last sampled decision that are priced again in the next one: "power of d
             choices with memory" (Mitzenmacher, Prabhakar, Shah 2002).
         foreign_share: share of requests on the replicas that this gateway did not place, above which it leans to some
@@ -41,8 +41,10 @@ class SchedulerConfig:
         failure_s: added for each recent failure of the replica, seconds, so that failing fast attracts nothing
             before the breaker opens.
         away_share: toll on a replica that is another gateway's home, as a share of the mean prefill time of a request
-            (X2). Without it, gateways with the same picture choose the same idle replica within the time they need to
-            tell each other; with much of it, each is confined to its home, and short requests wait there.
+            (X2): half as much where this gateway is next in line, 1.5 times as much where it is last, so that those
+            who find nobody idle at home still choose differently. Without it, gateways with the same picture choose
+            the same idle replica within the time they need to tell each other; with much of it, each is confined to
+            its home, and short requests wait there.
         away_weight: the same toll, as a share of the request's own prefill time: the longer, the worse a collision.
         lean_share: likewise, where a gateway only leans to some replicas by chance: on the replica it likes least, as a
             share of the mean prefill time of a request.

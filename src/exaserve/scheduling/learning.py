@@ -27,9 +27,11 @@ class PrefillModel:
         window_s: seconds of observed prefill after which an observation has lost half its weight.
     """
 
-    __slots__ = ("_new", "_sums", "_unfitted", "_window_s", "a", "b")
+    __slots__ = ("_new", "_sums", "_unfitted", "_window_s", "a", "b", "fits")
 
     def __init__(self, tokens_per_s: float, prior_s: float, window_s: float) -> None:
+        self.fits = 0
+        """Fits so far."""
         self._window_s = window_s
         prior_tokens = prior_s * tokens_per_s
         # As if prompts of 1,000 tokens had taken 1000 / tokens_per_s each, for prior_s in all.
@@ -58,6 +60,7 @@ class PrefillModel:
     def fit(self) -> None:
         """Recompute ``a`` and ``b`` from what was observed."""
         self._unfitted = 0
+        self.fits += 1
         keep = 0.5 ** min(self._new[3] / self._window_s, 60.0)
         self._sums = t1, t2, t3, y, ty = [old * keep + new for old, new in zip(self._sums, self._new, strict=True)]
         self._new = [0.0] * 5
@@ -94,6 +97,11 @@ class Speed:
             self._took_s *= 0.5
             self._believed_s *= 0.5
         return self._unread & (_FIT_EVERY - 1) == 1
+
+    @property
+    def version(self) -> int:
+        """Another number whenever :attr:`factor` or the peers' model may have changed."""
+        return self._unread + self.model.fits
 
     @property
     def factor(self) -> float:

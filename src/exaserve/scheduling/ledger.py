@@ -20,6 +20,7 @@ import math
 from exaserve.domain.replica import ReplicaSpec, Report
 from exaserve.domain.request import Outcome
 from exaserve.scheduling.config import SchedulerConfig
+from exaserve.scheduling.idle import IdleSet
 from exaserve.scheduling.learning import PrefillModel, Speed
 from exaserve.scheduling.placement import Placement
 
@@ -51,6 +52,7 @@ class ReplicaState:
         penalty: multiplies the cost: 1 / (weight x slow-start share), raised while suspect.
         failure_cost_s: added while the replica has failed recently, seconds.
         away_s: added while the replica is another gateway's home, seconds (X2).
+        toll: share of the toll of another gateway's home that is due here: 0 at home, 0.5 to 1.5 elsewhere.
         lean: this gateway's own leaning, 0..1 by chance, for when others are seen that do not tell their work.
         reported_at / reported_seq: until when the last report's figures are known to hold, and its newest number.
         extra_s: what does not depend on the request: ``decode_s x penalty + failure_cost_s + away_s``.
@@ -59,12 +61,15 @@ class ReplicaState:
             larger ones are priced by :func:`exaserve.scheduling.entropy.cost`.
         prompt_max: longest prompt the context window takes, tokens (infinite where unknown).
         special: whether something rare applies (a forced score, a network term), priced apart.
+        idle_set / idle_at: where it stands while it may take requests and nothing waits there, and at which place
+            (-1 while it is not idle).
     """
 
     __slots__ = (
         "_away_weight",
         "_depth_max",
         "_join_weight",
+        "_rate_version",
         "_seq_s",
         "_stall_weight",
         "asleep",
@@ -88,6 +93,8 @@ class ReplicaState:
         "health_reason",
         "home",
         "id",
+        "idle_at",
+        "idle_set",
         "index",
         "inflight",
         "kv_delta",
@@ -121,6 +128,7 @@ class ReplicaState:
         "stall",
         "suspicion",
         "told",
+        "toll",
         "url",
         "waiting_reported",
         "weight",
@@ -145,6 +153,9 @@ class ReplicaState:
         self.failures = 0
         self.failure_cost_s = 0.0
         self.home = True
+        self.toll = 0.0
+        self.idle_set: IdleSet | None = None
+        self.idle_at = -1
         self.lean = 0.0
         self.asleep = False
         self.away_s = 0.0
@@ -315,9 +326,11 @@ class ReplicaState:
             self._set_rate()
 
     def _set_rate(self) -> None:
-        factor = self.speed.factor
-        self.per_token_s = self.speed.model.a * factor
-        self.per_pair_s = self.speed.model.b * factor
+        speed = self.speed
+        factor = speed.factor
+        self.per_token_s = speed.model.a * factor
+        self.per_pair_s = speed.model.b * factor
+        self._rate_version = speed.version
 
     def prefill_s(self, tokens: float) -> float:
         """Seconds of prefill for ``tokens`` prompt tokens that are not cached."""
@@ -330,37 +343,50 @@ class ReplicaState:
 
         Credit is only for work newer than the report: what was placed before it is in its figures already.
         """
-        if report.seq <= self.reported_seq or report.taken_at < self.reported_at:
+        taken_at = report.taken_at
+        if report.seq <= self.reported_seq or taken_at < self.reported_at:
             return False
         last = self.last_report
         self.last_report = report
         self.reported_seq = report.seq
-        self.reported_at = report.taken_at
+        self.reported_at = taken_at
         self.report_fresh = True
-        self.waiting_reported = -1 if report.waiting is None else report.waiting
+        waiting = report.waiting
+        if waiting is None:
+            self.waiting_reported = -1
+            waiting = 0
+        else:
+            self.waiting_reported = waiting
         newer = newer_kv = 0
-        for placement in reversed(self.pending):
-            if placement.placed_at <= report.taken_at:
-                break
-            newer += 1
-            newer_kv += placement.kv_tokens
+        pending = self.pending
+        if pending:
+            for placement in reversed(pending):
+                if placement.placed_at <= taken_at:
+                    break
+                newer += 1
+                newer_kv += placement.kv_tokens
         self.placed_since = newer
         self.progressed_since = 0
         self.kv_delta = newer_kv
-        waiting = report.waiting or 0
         foreign = waiting + (report.running or 0) - (self.inflight + self.told - newer)
-        self.foreign_waiting = self.foreign_running = 0
-        self.foreign_s = 0.0
+        foreign_waiting = 0
+        foreign_s = 0.0
         if foreign > 0:
-            unknown = waiting - (len(self.pending) - newer)
+            unknown = waiting - (len(pending) - newer)
             if unknown > 0:
-                self.foreign_waiting = min(unknown, foreign)
-                self.foreign_s = self.foreign_waiting * self.prefill_s(mean_prompt_tokens)
-            self.foreign_running = foreign - self.foreign_waiting
+                foreign_waiting = unknown if unknown < foreign else foreign  # noqa: FURB136  # min() is a call
+                foreign_s = foreign_waiting * self.prefill_s(mean_prompt_tokens)
+            self.foreign_running = foreign - foreign_waiting
+        else:
+            self.foreign_running = 0
+        self.foreign_waiting = foreign_waiting
+        self.foreign_s = foreign_s
         if last is None or last.kv_tokens_max != report.kv_tokens_max:
             self._set_kv_max()
-        self.kv_reported = -math.inf if report.kv_use is None or not self.kv_max else report.kv_use * self.kv_max
-        self._set_rate()
+        kv_use = report.kv_use
+        self.kv_reported = -math.inf if kv_use is None or not self.kv_max else kv_use * self.kv_max
+        if self._rate_version != self.speed.version:
+            self._set_rate()
         self.refresh()
         return True
 
@@ -374,7 +400,8 @@ class ReplicaState:
         if seq > self.reported_seq and taken_at > self.reported_at:
             self.reported_seq = seq
             self.reported_at = taken_at
-            self._set_rate()
+            if self._rate_version != self.speed.version:
+                self._set_rate()
         return True
 
     def expire_report(self, now: float) -> None:
@@ -422,7 +449,7 @@ class ReplicaState:
             depth = max(0, min(depth, own + self.foreign_waiting))
         self.depth = depth
         # What waits has taken no KV yet, so the ledger may know of more than the report.
-        kv = self.kv_reported + self.kv_delta
+        kv = self.kv_reported + self.kv_delta if self.kv_delta else self.kv_reported
         if self.kv_own > kv:
             kv = float(self.kv_own)
         self.kv_predicted = kv
@@ -432,7 +459,7 @@ class ReplicaState:
         if own:
             stall += self._join_weight
         if not self.home:
-            stall += self._away_weight
+            stall += self._away_weight * self.toll
         self.stall = stall
         self.extra_s = decode_s * self.penalty + self.failure_cost_s + self.away_s
         self.room = depth < self._depth_max and (kv < self.kv_limit or not (self.inflight or self.told))
@@ -441,6 +468,25 @@ class ReplicaState:
         else:
             free = self.kv_limit - kv
             self.need_free = free if free < self.prompt_max else self.prompt_max  # noqa: FURB136  # min() is a call
+        idle = self.eligible and not own and not self.foreign_waiting
+        if idle != (self.idle_at >= 0) and self.idle_set is not None:
+            if idle:
+                self.idle_set.add(self)
+            else:
+                self.idle_set.discard(self)
+
+    def set_rank(self, rank: float) -> None:
+        """How many gateways come before this one here, as a share of the others: 0 makes it this gateway's home."""
+        self.home = rank == 0.0
+        self.toll = 0.0 if self.home else 0.5 + rank
+
+    def stand_in(self, idle_set: IdleSet | None) -> None:
+        """From now on it is counted in ``idle_set`` while it is idle."""
+        if self.idle_set is not idle_set:
+            if self.idle_set is not None:
+                self.idle_set.discard(self)
+            self.idle_set = idle_set
+            self.refresh()
 
     def backlog_s(self, now: float) -> float:
         """Seconds of prefill ahead of a request placed now: own and foreign, less what has had time to drain."""
@@ -467,3 +513,6 @@ class ReplicaState:
         assert self.per_pair_s >= 0
         assert self.depth >= 0
         assert self.running >= 0
+        assert self.idle_set is None or (self.idle_at >= 0) == (
+            self.eligible and not self.pending and not self.foreign_waiting
+        )

@@ -29,7 +29,11 @@ TOLD_MAX = 65_536
 
 def home_of(replica: ReplicaId, gateways: Sequence[str]) -> str:
     """The gateway whose home ``replica`` is: the highest hash of the pair wins."""
-    return max(gateways, key=lambda g: blake2b(f"{g}|{replica}".encode(), digest_size=8).digest())
+    return max(gateways, key=lambda g: _weight(g, replica))
+
+
+def _weight(gateway: str, replica: ReplicaId) -> bytes:
+    return blake2b(f"{gateway}|{replica}".encode(), digest_size=8).digest()
 
 
 class Peers:
@@ -45,8 +49,13 @@ class Peers:
     def __len__(self) -> int:
         return sum(len(told) for told in self._told.values())
 
-    def is_home(self, replica: ReplicaId) -> bool:
-        return len(self.gateways) < 2 or home_of(replica, self.gateways) == self.own
+    def rank(self, replica: ReplicaId) -> float:
+        """0 where ``replica`` is this gateway's home, up to 1 where it is everybody else's before."""
+        others = len(self.gateways) - 1
+        if others < 1:
+            return 0.0
+        own = _weight(self.own, replica)
+        return sum(_weight(g, replica) > own for g in self.gateways) / others
 
     def placed(
         self, peer: str, ref: int, state: ReplicaState, tokens: int, kv_tokens: int, stream: bool, placed_at: float

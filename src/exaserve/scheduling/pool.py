@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator
 from hashlib import blake2b
 
 from exaserve.domain.replica import ReplicaId
+from exaserve.scheduling.idle import IdleSet
 from exaserve.scheduling.learning import ModelStats
 from exaserve.scheduling.ledger import ReplicaState
 
@@ -62,16 +63,29 @@ class Pool:
         members: every replica that serves the model, up or down, in order of joining.
         eligible: those that may take requests in principle, read by policies; rebuilt at the first look after a
             change, so that thousands of replicas that join at once cost one rebuild and not one each.
+        idle: where its idle replicas stand, home first; one or two where all serve the same models.
         inflight: this pool's placements not yet released, count.
     """
 
-    __slots__ = ("_eligible", "_ring", "_ring_vnodes", "by_index", "inflight", "members", "model", "stats", "version")
+    __slots__ = (
+        "_eligible",
+        "_ring",
+        "_ring_vnodes",
+        "by_index",
+        "idle",
+        "inflight",
+        "members",
+        "model",
+        "stats",
+        "version",
+    )
 
     def __init__(self, model: str, ring_vnodes: int) -> None:
         self.model = model
         self.members: dict[ReplicaId, ReplicaState] = {}
         self.by_index: dict[int, ReplicaState] = {}
         self._eligible: list[ReplicaState] | None = []
+        self.idle: list[IdleSet] = []
         self.inflight = 0
         self.stats = ModelStats()
         self.version = 0
@@ -113,5 +127,11 @@ class Pool:
         eligible = self._eligible
         if eligible is None:
             eligible = self._eligible = [s for s in self.members.values() if s.eligible]
+            sets = {id(s.idle_set): s.idle_set for s in eligible if s.idle_set is not None}
+            self.idle = sorted(sets.values(), key=_away)
             self.version += 1
         return eligible
+
+
+def _away(idle: IdleSet) -> bool:
+    return not idle.home

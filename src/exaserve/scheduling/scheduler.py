@@ -6,7 +6,7 @@ It owns the replicas' states and the pools by model. The gateway and the simulat
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from random import Random
 from types import MappingProxyType
@@ -19,6 +19,7 @@ from exaserve.domain.request import Outcome, RequestFacts, Usage
 from exaserve.scheduling.config import SchedulerConfig
 from exaserve.scheduling.entropy import cost, literal_score, terms
 from exaserve.scheduling.filters import why_not
+from exaserve.scheduling.idle import IdleSet
 from exaserve.scheduling.learning import ModelStats, PrefillModel
 from exaserve.scheduling.ledger import ReplicaState
 from exaserve.scheduling.peers import Peers
@@ -31,6 +32,9 @@ __all__ = ["Scheduler"]
 
 _FOREIGN_STEP = 0.02
 """Weight of one report in the running share of foreign requests: about the last 50 reports count."""
+
+_IDLE_SETS_MAX = 64
+"""Sets of idle replicas above which those that nobody stands in any more are forgotten when another one is made."""
 
 
 class Scheduler:
@@ -51,6 +55,7 @@ class Scheduler:
         self.foreign_share = 0.0
         self._states: dict[ReplicaId, ReplicaState] = {}
         self._pools: dict[str, Pool] = {}
+        self._idle: dict[tuple[tuple[str, ...], bool], IdleSet] = {}
         self._prefix = PrefixIndex(config.prefix_entries_max)
         self._next_index = 0
         self._peers = Peers()
@@ -66,9 +71,10 @@ class Scheduler:
         if spec.id in self._states:
             raise ValueError(f"replica {spec.id!r} is already known")
         state = ReplicaState(spec, self.config, now, self._take_index(), self._speed_of(spec))
-        state.home = self._peers.is_home(spec.id)
+        state.set_rank(self._peers.rank(spec.id))
         state.lean = self._context.rng.random()
         self._states[spec.id] = state
+        state.stand_in(self._idle_set(state))
         for model in spec.models:
             self._join(model, state)
 
@@ -82,6 +88,7 @@ class Scheduler:
         for model in spec.models:
             if model not in before:
                 self._join(model, state)
+        state.stand_in(self._idle_set(state))
         self._changed(state)
 
     def remove(self, replica: ReplicaId) -> None:
@@ -89,8 +96,11 @@ class Scheduler:
         state = self._states.pop(replica)
         state.removed = True
         state.set_penalty()
+        state.stand_in(None)
         for model in state.spec.models:
             self._leave(model, state)
+        if not self._states:
+            self._idle.clear()
 
     def states(self) -> Mapping[ReplicaId, ReplicaState]:
         return MappingProxyType(self._states)
@@ -111,6 +121,17 @@ class Scheduler:
             rate = spec.prefill_tokens_per_s or config.prefill_tokens_per_s
             self._speeds[key] = PrefillModel(rate, config.prior_busy_s, config.learn_window_s)
         return self._speeds[key]
+
+    def _idle_set(self, state: ReplicaState) -> IdleSet:
+        """Where ``state`` stands while it is idle: with those that serve the same models, home and away apart."""
+        key = (state.spec.models, state.home)
+        idle = self._idle.get(key)
+        if idle is None:
+            if len(self._idle) >= _IDLE_SETS_MAX:
+                used = {id(each.idle_set) for each in self._states.values()}
+                self._idle = {k: each for k, each in self._idle.items() if id(each) in used}
+            idle = self._idle[key] = IdleSet(home=state.home)
+        return idle
 
     def _take_index(self) -> int:
         """A bit of its own in the prefix index; never reused while the index may still hold the old owner's bits."""
@@ -212,35 +233,43 @@ class Scheduler:
     def report(self, report: Report, now: float) -> None:
         """Take a replica's telemetry. Stale, older than the one held, or of an unknown replica: ignored."""
         state = self._states.get(report.replica)
-        if state is None or now - report.taken_at > self.config.report_stale_s:
+        config = self.config
+        if state is None or now - report.taken_at > config.report_stale_s:
             return
-        pool = self._pools.get(state.spec.models[0]) if state.spec.models else None
-        stats = pool.stats if pool else None
-        if stats is not None:
-            state.away_s = self._away(state) * stats.work_s
-        if not state.report(report, stats.prompt_tokens if stats else 512.0):
+        models = state.spec.models
+        pool = self._pools.get(models[0]) if models else None
+        prompt_tokens = 512.0
+        if pool is not None:
+            stats = pool.stats
+            prompt_tokens = stats.prompt_tokens
+            away = self._away(state)
+            state.away_s = away * stats.work_s if away else 0.0
+        if not state.report(report, prompt_tokens):
             return
-        asleep = bool(report.asleep)
-        if asleep != state.asleep:
-            state.asleep = asleep
+        if bool(report.asleep) is not state.asleep:
+            state.asleep = not state.asleep
             self._changed(state)
-        total = state.inflight + state.foreign_running + state.foreign_waiting
+        foreign = state.foreign_running + state.foreign_waiting
+        total = state.inflight + foreign
         if total:
-            share = (state.foreign_running + state.foreign_waiting) / total
-            self.foreign_share += _FOREIGN_STEP * (share - self.foreign_share)
+            self.foreign_share += _FOREIGN_STEP * (foreign / total - self.foreign_share)
 
-    def confirm(self, replica: ReplicaId, seq: int, taken_at: float, now: float) -> None:
-        """The replica's last report still holds at ``taken_at``: as if it had been sent again with a new time."""
-        state = self._states.get(replica)
-        if state is None or state.last_report is None or now - taken_at > self.config.report_stale_s:
+    def confirm(self, replicas: Iterable[ReplicaId], seq: int, taken_at: float, now: float) -> None:
+        """These replicas' last reports still hold at ``taken_at``: as if they had been sent again with a new time."""
+        if now - taken_at > self.config.report_stale_s:
             return
-        if not state.confirm(seq, taken_at):
-            self.report(msgspec.structs.replace(state.last_report, seq=seq, taken_at=taken_at), now)
+        states = self._states
+        for replica in replicas:
+            state = states.get(replica)
+            if state is not None and state.last_report is not None and not state.confirm(seq, taken_at):
+                self.report(msgspec.structs.replace(state.last_report, seq=seq, taken_at=taken_at), now)
 
     def tick(self, now: float) -> None:
         """Stop believing reports that are too old. Call about as often as reports should come."""
+        oldest = now - self.config.report_stale_s
         for state in self._states.values():
-            state.expire_report(now)
+            if state.reported_at < oldest:
+                state.expire_report(now)
 
     def report_scores(self) -> dict[ReplicaId, float]:
         """The text's score of each replica with a fresh and complete report, for the anomaly guard (A4)."""
@@ -262,15 +291,18 @@ class Scheduler:
         self._peers.own = own
         self._peers.gateways = tuple(sorted({own, *gateways}))
         for state in self._states.values():
-            state.home = self._peers.is_home(state.id)
+            state.set_rank(self._peers.rank(state.id))
             state.away_s = 0.0
+            state.stand_in(self._idle_set(state))
             state.refresh()
+        for pool in self._pools.values():
+            pool.changed()
 
     def _away(self, state: ReplicaState) -> float:
         """The toll on ``state`` in mean prefill times: on a peer's home; or by chance, always the same, where reports
         show work of gateways that do not tell us theirs."""
         if not state.home:
-            return self.config.away_share
+            return self.config.away_share * state.toll
         if self._peers.gateways or self.foreign_share < self.config.foreign_share:
             return 0.0
         return state.lean * self.config.lean_share
@@ -403,6 +435,8 @@ class Scheduler:
             assert pool.members, model
             assert pool.inflight >= 0
             assert pool.eligible == [s for s in pool.members.values() if s.eligible]
+        for idle in self._idle.values():
+            idle.validate()
         self._prefix.validate()
         self._peers.validate()
         told = {id(s): 0 for s in self._states.values()}

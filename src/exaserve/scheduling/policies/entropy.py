@@ -1,7 +1,7 @@
 """The default policy: least entropy, priced by :mod:`exaserve.scheduling.entropy` and inlined here for speed.
 
-Few replicas are all priced. Many are sampled ("power of d choices with memory"), as they are when reports show work
-of other gateways: gateways that see the same picture would otherwise all choose the same minimum.
+Few replicas are all priced. Of many a sample is: some that are idle, some drawn from all ("power of d choices with
+memory"), and those that hold the prompt's prefix.
 """
 
 from __future__ import annotations
@@ -105,11 +105,17 @@ class Entropy:
         return None if best is None else Choice(best, least, int(prompt - chosen))
 
     def _sample(self, pool: Pool, levels: list[tuple[int, int]]) -> list[ReplicaState]:
-        """Random replicas, the last decisions' runners-up, and prefix holders (where a session's KV is)."""
-        config, random = self._context.config, self._context.rng.random
+        """Idle and random replicas, the last decisions' runners-up, and prefix holders (where a session's KV is)."""
+        config, rng = self._context.config, self._context.rng
         eligible = pool.eligible
         n = len(eligible)
-        states = [eligible[int(random() * n)] for _ in range(config.sample_size)]
+        states: list[ReplicaState] = []
+        wanted = config.sample_size >> 1
+        for idle in pool.idle:
+            if wanted > 0:
+                wanted -= idle.draw(wanted, rng, states)
+        random = rng.random
+        states += [eligible[int(random() * n)] for _ in range(config.sample_size - len(states))]
         version, memory = self._memory.get(pool.model, (-1, ()))
         if version == pool.version:
             states.extend(memory)
