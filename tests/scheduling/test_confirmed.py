@@ -45,7 +45,7 @@ def test_a_confirmed_report_leaves_what_the_same_report_sent_again_leaves(events
     for event in events:
         now += 0.05
         if event == "place":
-            pair = [each.place(facts(), now) for each in (confirmed, repeated)]
+            pair = [each.place(facts(prompt=512), now) for each in (confirmed, repeated)]
             assert type(pair[0]) is Placement is type(pair[1])
             placed.append((pair[0], pair[1]))
         elif event == "first" and placed:

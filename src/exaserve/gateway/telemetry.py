@@ -75,14 +75,15 @@ class _Poller:
         "failures",
         "failures_row",
         "fetcher",
+        "generated",
         "held",
         "missing",
         "path_index",
         "paths",
         "polls",
+        "prompted",
         "spec",
         "timer",
-        "tokens",
     )
 
     def __init__(self, spec: ReplicaSpec, fetcher: Fetcher) -> None:
@@ -97,7 +98,8 @@ class _Poller:
         self.failures = 0
         self.failures_row = 0
         self.error = ""
-        self.tokens: tuple[float, float] | None = None
+        self.prompted = self.generated = -1.0
+        """Token counters as last reported."""
         self.held = False
 
 
@@ -212,23 +214,18 @@ class Telemetry:
 
     def push(self, rows: Mapping[int, Named], batch: Batch, heard_at: float) -> None:
         """An agent's batch; ``rows`` says which replica each of its indexes is. Ages count back from ``heard_at``."""
+        self._seq = seq = self._seq + 1
         pollers = self._pollers
-        scheduler = self._scheduler
         for record in batch.records:
             row = rows.get(record[0])
-            poller = pollers.get(row.id) if row is not None else None
-            if poller is not None:
-                self._seq += 1
-                report = report_of(record, poller.spec.id, self._seq, heard_at - record[2] * 1e-3)
+            if row is not None and (poller := pollers.get(row.id)) is not None:
+                report = report_of(record, row.id, seq, heard_at - record[2] * 1e-3)
                 if poller.missing:
                     report = msgspec.structs.replace(report, missing=poller.missing)
                 self._take(poller, report, heard_at)
-        taken_at = heard_at - batch.same_age_ms * 1e-3
-        for index in batch.same:
-            row = rows.get(index)
-            if row is not None:
-                self._seq += 1
-                scheduler.confirm(row.id, self._seq, taken_at, heard_at)
+        if batch.same:
+            same = [row.id for index in batch.same if (row := rows.get(index)) is not None]
+            self._scheduler.confirm(same, seq, heard_at - batch.same_age_ms * 1e-3, heard_at)
 
     def view(self, replica: ReplicaId) -> TelemetryView:
         """Raises KeyError for a replica that is not polled."""
@@ -320,16 +317,16 @@ class Telemetry:
         self._on_report()
 
     def _take(self, poller: _Poller, report: Report, now: float) -> None:
-        replica = poller.spec.id
-        tokens = (report.prompt_tokens_total or 0.0, report.generation_tokens_total or 0.0)
-        last = poller.tokens
-        if tokens != last:
-            poller.tokens = tokens
-            if last is not None:
-                if tokens[0] < last[0] or tokens[1] < last[1]:
-                    self._log.warning("replica_restarted", replica=replica)
-                    self._scheduler.restarted(replica)
-                self._health.progressed(replica, now)
+        prompted = report.prompt_tokens_total or 0.0
+        generated = report.generation_tokens_total or 0.0
+        if generated != poller.generated or prompted != poller.prompted:
+            if prompted < poller.prompted or generated < poller.generated:
+                self._log.warning("replica_restarted", replica=report.replica)
+                self._scheduler.restarted(report.replica)
+            if poller.prompted >= 0.0:
+                self._health.progressed(report.replica, now)
+            poller.prompted = prompted
+            poller.generated = generated
         self._scheduler.report(report, now)
 
     def _note_missing(self, poller: _Poller, missing: tuple[str, ...]) -> None:

@@ -118,6 +118,8 @@ class HealthBook:
         self._spread = 0.0
         self._timed: set[ReplicaId] = set()
         """Replicas that :meth:`tick` has to look at: ejected, ramping, or with failures in their window."""
+        self._probing: set[ReplicaId] = set()
+        """Replicas with a probe under way: only for them does progress mean anything."""
 
     # ---- membership ---------------------------------------------------------------------------------------------
     def add(self, replica: ReplicaId, now: float) -> None:
@@ -130,6 +132,7 @@ class HealthBook:
     def remove(self, replica: ReplicaId) -> None:
         self._entries.pop(replica, None)
         self._timed.discard(replica)
+        self._probing.discard(replica)
 
     def __contains__(self, replica: ReplicaId) -> bool:
         return replica in self._entries
@@ -145,10 +148,12 @@ class HealthBook:
             entry.breaker.succeeded(now)
 
     def progressed(self, replica: ReplicaId, now: float) -> None:
-        """The replica did some work, say its token counters grew or bytes of an answer came. Says it is not frozen."""
-        entry = self._entries.get(replica)
-        if entry is not None:
-            entry.progress_at = now
+        """The replica did some work, say its token counters grew or bytes of an answer came. Says it is not frozen.
+
+        Called for every report of every replica, so without a probe under way nothing of the replica is touched.
+        """
+        if replica in self._probing:
+            self._entries[replica].progress_at = now
 
     def failed(self, replica: ReplicaId, kind: FailureKind, now: float) -> None:
         """A client's request failed at the replica."""
@@ -217,6 +222,7 @@ class HealthBook:
         entry = self._entries[replica]
         assert not entry.probing, replica
         entry.probing = True
+        self._probing.add(replica)
 
     def probe_finished(
         self, replica: ReplicaId, now: float, *, status: int | None, latency_s: float, error: str = ""
@@ -301,11 +307,13 @@ class HealthBook:
             assert entry.state is not State.EJECTED or replica in self._timed, replica
             assert entry.state is not State.RAMPING or replica in self._timed, replica
         assert self._timed <= self._entries.keys()
+        assert self._probing == {replica for replica, entry in self._entries.items() if entry.probing}
         assert len(self._due) <= 8 * len(self._entries) + 64, len(self._due)
 
     # ---- inside -------------------------------------------------------------------------------------------------
     def _count_probe(self, replica: ReplicaId, entry: _Entry, ok: bool, strikes: int, detail: str, now: float) -> None:
         entry.probing = False
+        self._probing.discard(replica)
         if ok:
             entry.strikes = 0
             entry.recoveries += 1

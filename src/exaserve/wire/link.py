@@ -62,6 +62,9 @@ class Kind(IntEnum):
     """Gateway: a sign of life, with the number of the last batch."""
 
 
+_KINDS = {int(kind): kind for kind in Kind}
+
+
 class WireError(ExaServeError):
     """The other side broke the protocol, has another token or version. The connection ends."""
 
@@ -133,23 +136,25 @@ class Link:
         Raises:
             WireError: the other side is not to be trusted or has told us to go; nothing more is to be read.
         """
-        buffer = self._buffer
-        buffer += data
+        source: bytes | bytearray = data  # most often it is one whole frame, which needs no buffer
+        if self._buffer:
+            source = self._buffer
+            source += data
         at = 0
+        size = len(source)
         try:
-            while len(buffer) - at >= _HEAD.size:
-                length, number = _HEAD.unpack_from(buffer, at)
+            while size - at >= _HEAD.size:
+                length, number = _HEAD.unpack_from(source, at)
                 if length > (FRAME_BYTES_MAX if self.established else HELLO_BYTES_MAX):
                     raise WireError(f"a frame of {length} bytes is above the limit")
                 end = at + _HEAD.size + length
-                if len(buffer) < end:
+                if size < end:
                     break
-                payload = bytes(memoryview(buffer)[at + _HEAD.size : end])
+                payload = bytes(source[at + _HEAD.size : end])
                 at = end
-                try:
-                    kind = Kind(number)
-                except ValueError:
-                    raise WireError(f"a frame of unknown kind {number}") from None
+                kind = _KINDS.get(number)
+                if kind is None:
+                    raise WireError(f"a frame of unknown kind {number}")
                 if kind is Kind.REFUSED:
                     raise WireError("refused by the other side: " + payload.decode("utf-8", "replace"))
                 if not self.established:
@@ -157,7 +162,10 @@ class Link:
                 else:
                     yield kind, self._open(kind, payload)
         finally:
-            del buffer[:at]
+            if source is self._buffer:
+                del self._buffer[:at]
+            elif at < size:
+                self._buffer += source[at:]
 
     # ---- handshake ----------------------------------------------------------------------------------------------
     def _shake(self, kind: Kind, payload: bytes) -> None:
@@ -210,9 +218,8 @@ class Link:
     # ---- frames -------------------------------------------------------------------------------------------------
     def _mac(self, sender: Role, count: int, kind: int, payload: bytes) -> bytes:
         person = b"agent" if sender == "agent" else b"gateway"
-        mac = hashlib.blake2b(_COUNT.pack(count, kind), key=self._key, digest_size=_MAC_BYTES, person=person)
-        mac.update(payload)
-        return mac.digest()
+        text = _COUNT.pack(count, kind) + payload
+        return hashlib.blake2b(text, key=self._key, digest_size=_MAC_BYTES, person=person).digest()
 
     def _open(self, kind: Kind, payload: bytes) -> bytes:
         if not self._key:
