@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 import ssl
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -28,7 +30,21 @@ from exaserve.bench.workers import deal, run_load
 from exaserve.workload import Conversations
 
 MIX = Mix(((Scenario("A", 40, OutputLengths("fixed", 3)), 1.0),))
-PEM = Path(__file__).with_name("localhost.pem")
+
+
+@pytest.fixture(scope="module")
+def pem(tmp_path_factory) -> Path:
+    """Key and certificate of a server called localhost, good for a day."""
+    openssl = shutil.which("openssl")
+    if openssl is None:
+        pytest.skip("openssl is not installed")
+    made: Path = tmp_path_factory.mktemp("tls") / "localhost.pem"
+    command = [openssl, "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
+    command += ["-days", "1", "-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1"]
+    subprocess.run([*command, "-keyout", made, "-out", f"{made}.crt"], check=True, capture_output=True)
+    with made.open("a") as file:
+        file.write(Path(f"{made}.crt").read_text())
+    return made
 
 
 def plan(rate: float = 50.0, duration: float = 0.4) -> Plan:
@@ -175,9 +191,9 @@ async def test_turns_after_the_end_are_never_due():
 
 
 @pytest.mark.may_block
-async def test_tls_is_spoken_and_certificates_are_checked():
+async def test_tls_is_spoken_and_certificates_are_checked(pem):
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(PEM)
+    context.load_cert_chain(pem)
     heads = []
 
     async def serve(reader, writer):
@@ -202,7 +218,7 @@ async def test_tls_is_spoken_and_certificates_are_checked():
         return {(r.verdict, r.error) for r in (await client.run()).records}
 
     try:
-        assert await run(ca_file=str(PEM)) == {(Verdict.OK, "")}
+        assert await run(ca_file=str(pem)) == {(Verdict.OK, "")}
         assert heads[0].startswith(b"POST /v1/chat/completions HTTP/1.1")
         assert b"authorization: Bearer secret" in heads[0]
         assert await run(tls_verify=False) == {(Verdict.OK, "")}
