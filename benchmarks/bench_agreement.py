@@ -159,7 +159,7 @@ def compare(cluster: Cluster, args: argparse.Namespace, rate: float) -> dict[str
         turn = number % len(policies)
         for policy in policies[turn:] + policies[:turn]:
             real, model = sides[policy]
-            result, found = undisturbed(partial(_live, cluster, policy, plan), args.tries)
+            result, found = undisturbed(partial(_live, cluster, policy, plan), args.tries, args.wait_s)
             conditions.append(found)
             times, failed = first_tokens(result, NAMES, WARMUP_S)
             real.add(times, failed)
@@ -229,6 +229,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--hop-ms", type=float, default=None, help="instead of measuring it")
     parser.add_argument("--tries", type=int, default=3, help="of a round that other work disturbs")
+    parser.add_argument("--wait-s", type=float, default=60.0, help="for a quieter machine, before each run")
     parser.add_argument("--check", action="store_true")
     parser.add_argument("--output", type=Path, default=Path(__file__).parent / "results" / "agreement.json")
     args = parser.parse_args()

@@ -74,7 +74,7 @@ def find_programs(haproxy: str | None, vllm_router: str | None, *, install: bool
     return Programs(find_program("haproxy", haproxy, "HAPROXY"), router)
 
 
-def start_haproxy(program: str, balance: str, replicas: list[str], core: int, directory: Path) -> Contender:
+def start_haproxy(program: str, balance: str, replicas: list[str], core: int | None, directory: Path) -> Contender:
     port = free_port()
     connections = resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2 - 200  # it needs two files for each
     servers = "\n".join(f"    server s{index} {urlsplit(url).netloc}" for index, url in enumerate(replicas))
@@ -86,7 +86,7 @@ def start_haproxy(program: str, balance: str, replicas: list[str], core: int, di
     return Contender(name, (f"http://127.0.0.1:{port}",), child, first[0] if first else "")
 
 
-def start_vllm_router(program: str, policy: str, replicas: list[str], core: int, directory: Path) -> Contender:
+def start_vllm_router(program: str, policy: str, replicas: list[str], core: int | None, directory: Path) -> Contender:
     port = free_port()
     name = f"vllm-router {policy}"
     command = [program, "--host", "127.0.0.1", "--port", str(port), "--policy", policy, "--log-level", "error"]
@@ -101,7 +101,7 @@ def start_vllm_router(program: str, policy: str, replicas: list[str], core: int,
     return Contender(name, (f"http://127.0.0.1:{port}",), start(name, command, core, directory), VLLM_ROUTER)
 
 
-def start_exaserve(policy: str, replicas: list[str], core: int, directory: Path, *options: str) -> Contender:
+def start_exaserve(policy: str, replicas: list[str], core: int | None, directory: Path, *options: str) -> Contender:
     """Our gateway as a user starts it: telemetry, probes, prefix index, metrics, retries and limits are all on."""
     port = free_port()
     name = f"exaserve {policy}"

@@ -84,11 +84,17 @@ class Child:
         return "\n".join(self.log.read_text(errors="replace").splitlines()[-lines:])
 
 
-def start(name: str, command: Sequence[str], core: int, directory: Path, *, stdout: int | None = None) -> Child:
-    """Start a process that may run on one core only, with its output in ``directory``."""
+def start(name: str, command: Sequence[str], core: int | None, directory: Path, *, stdout: int | None = None) -> Child:
+    """Start a process that may run on one core only (None: on any), with its output in ``directory``.
+
+    Python finds this tree's package, unless PYTHONPATH names another one (the compiled one, say) before it.
+    """
+    path = os.pathsep.join([*filter(None, [os.environ.get("PYTHONPATH")]), str(ROOT / "src"), str(ROOT)])
     log = directory / f"{name.replace(' ', '-')}.log"
     mine = os.sched_getaffinity(0)
-    os.sched_setaffinity(0, {core})  # inherited, so that programs that count cores at their start count one
+    os.sched_setaffinity(
+        0, mine if core is None else {core}
+    )  # inherited, so that programs that count cores at their start count one
     try:
         with log.open("wb") as file:
             process = subprocess.Popen(
@@ -97,7 +103,7 @@ def start(name: str, command: Sequence[str], core: int, directory: Path, *, stdo
                 stderr=file,
                 stdin=subprocess.DEVNULL,
                 cwd=ROOT,
-                env={**os.environ, "PYTHONPATH": f"{ROOT / 'src'}:{ROOT}"},
+                env={**os.environ, "PYTHONPATH": path},
             )
     finally:
         os.sched_setaffinity(0, mine)
