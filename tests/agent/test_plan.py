@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
+import yaml
 
 from exaserve.agent.machine import Machine
 from exaserve.agent.plan import node_of, plan_node, safe_name
@@ -85,12 +87,61 @@ def test_trtllm_and_llamacpp() -> None:
     (unit,) = plans("{model: /models/x, engine: trtllm, tensor_parallel_size: 2, max_model_len: 4096}")
     assert " ".join(unit.argv) == (
         "trtllm-serve /models/x --host 127.0.1.1 --port 8001 --tp_size 2 --pp_size 1 --max_seq_len 4096"
-        " --max_batch_size 256"
+        " --max_batch_size 256 --extra_llm_api_options /state/cache/node1_r0/trtllm.yaml"
     )
+    ((path, text),) = unit.files.items()
+    assert path == unit.argv[-1]
+    assert yaml.safe_load(text) == {"return_perf_metrics": True, "enable_iter_perf_stats": True}
+    (unit,) = plans(
+        "{model: m/x, engine: trtllm, precision: bf16, prompt_length: long, gpu_memory_utilization: 0.8,"
+        " kv_connector: nixl, kv_connector_config: {max_tokens_in_buffer: 8192}, engine_args: [--ep_size, '2']}"
+    )
+    assert unit.argv[-2:] == ("--ep_size", "2")
+    assert " --kv_cache_free_gpu_memory_fraction 0.8 " in " ".join(unit.argv)
+    (text,) = unit.files.values()
+    assert yaml.safe_load(text) == {
+        "return_perf_metrics": True,
+        "enable_iter_perf_stats": True,
+        "dtype": "bfloat16",
+        "kv_cache_config": {"tokens_per_block": 64, "free_gpu_memory_fraction": 0.8},
+        "cache_transceiver_config": {"backend": "NIXL", "max_tokens_in_buffer": 8192},
+    }
     (unit,) = plans("{model: /m.gguf, served_model_name: m, engine: llamacpp, max_model_len: 4096, max_num_seqs: 4}")
     assert " ".join(unit.argv) == (
         "llama-server -m /m.gguf --host 127.0.1.1 --port 8001 --alias m --metrics --parallel 4 --ctx-size 16384"
     )
+    (unit,) = plans("{model: 'org/m-GGUF:Q4_K_M', served_model_name: m, engine: llamacpp, max_model_len: 4096}")
+    assert " ".join(unit.argv) == (
+        "llama-server -hf org/m-GGUF:Q4_K_M --host 127.0.1.1 --port 8001 --alias m --metrics --ctx-size 16384"
+    ), "it chooses its own slots, not the 256 of engines that batch by tokens"
+
+
+@pytest.mark.parametrize("engine", ["trtllm", "llamacpp"])
+def test_engines_that_do_not_choose_adapters_by_name_refuse_them(engine) -> None:
+    with pytest.raises(ConfigError, match="does not choose adapters by the model's name") as refused:
+        plans(f"{{model: m/x, engine: {engine}, lora_adapters: [a=/a]}}")
+    assert refused.value.param == "lora_adapters"
+
+
+@pytest.mark.parametrize("engine", ["vllm", "sglang"])
+def test_a_checkpoint_that_is_published_quantised_gets_no_flag_that_could_contradict_it(engine, tmp_path) -> None:
+    def flags(model: str, precision: str) -> list[str]:
+        (unit,) = plans(f"{{model: '{model}', served_model_name: m, engine: {engine}, precision: {precision}}}")
+        words = list(unit.argv)
+        return [words[k + 1] for k, word in enumerate(words) if word in ("--quantization", "--dtype")]
+
+    plain, packed = tmp_path / "plain", tmp_path / "packed"
+    for folder, config in ((plain, {}), (packed, {"quantization_config": {"quant_method": "compressed-tensors"}})):
+        folder.mkdir()
+        (folder / "config.json").write_text(json.dumps(config))
+    assert flags(str(plain), "fp8") == ["fp8"], "16-bit weights are made smaller as they load"
+    assert flags(str(packed), "fp8") == []
+    assert flags("org/Model-8B-Instruct", "fp8") == ["fp8"]
+    assert flags("org/Model-8B-Instruct-FP8-dynamic", "fp8") == []
+    assert flags(str(plain), "auto") == flags(str(packed), "auto") == [], "as published"
+    assert flags(str(plain), "bf16") == ["bfloat16"]
+    for published in ("awq", "int4", "int8", "mxfp4"):
+        assert flags("org/m", published) == [], "exists only as published; a flag would choose a slower kernel or fail"
 
 
 def test_a_command_with_stages() -> None:

@@ -98,6 +98,8 @@ TRTLLM = (
     + family("trtllm_kv_cache_utilization", "gauge", [('model_name="m"', 0.5)])
     + family("trtllm_kv_cache_max_blocks", "gauge", [('model_name="m"', 100.0)])
     + family("trtllm_kv_cache_tokens_per_block", "gauge", [('model_name="m"', 32.0)])
+    + family("trtllm_prompt_tokens_total", "counter", [('model_name="m"', 900.0)])
+    + family("trtllm_generation_tokens_total", "counter", [('model_name="m"', 70.0)])
 )
 
 TRITON = family(

@@ -151,7 +151,14 @@ def test_broken_lines_between_good_ones():
 
 
 def test_tensorrt_llm_both_ways():
-    assert values(TRTLLM) == {"running": 4, "waiting": 1, "kv_use": 0.5, "kv_tokens_max": 3200}
+    assert values(TRTLLM) == {
+        "running": 4,
+        "waiting": 1,
+        "kv_use": 0.5,
+        "kv_tokens_max": 3200,
+        "prompt_tokens_total": 900,
+        "generation_tokens_total": 70,
+    }
     assert values(TRITON) == {"running": 6, "waiting": 3, "kv_use": 0.75, "kv_tokens_max": 12800}
 
 

@@ -150,6 +150,8 @@ class _ProcessEngine:
     def prepare(self, log_bytes_max: int) -> None:
         """Folders and the log file; blocks."""
         self._plan.cache_dir.mkdir(parents=True, exist_ok=True)
+        for path, text in self._plan.files.items():
+            Path(path).write_text(text)
         self._log = _LogFile(self._plan.log_path, log_bytes_max)
         self._sink = LineSink(cast("TextIO", self._log))
 

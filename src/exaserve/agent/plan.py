@@ -7,14 +7,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from exaserve.agent.machine import Binding, Machine, bind, visibility
-from exaserve.config import Cluster, NodeEntry, Pool, split_url
+from exaserve.config import Cluster, NodeEntry, Pool, hub_folder, split_url
 from exaserve.domain.errors import ConfigError
 from exaserve.domain.replica import ReplicaSpec
+from exaserve.engines.checkpoint import own_quantization
 from exaserve.engines.launch import Launch, LaunchRequest, block_size_of, launch
 
 __all__ = ["EmulatorArgv", "StagePlan", "UnitPlan", "node_of", "plan_node", "safe_name"]
 
 _SIDE_PORT_FIRST, _SIDE_PORTS = 20_000, 10
+_NO_NAMED_ADAPTERS = ("trtllm", "llamacpp")
+"""llama.cpp applies adapters to every request; TensorRT-LLM wants them in a field of the request."""
 _STAGE_PORT = 2
 """Of a unit's side ports the first two are the engine's own; pipeline stages begin here."""
 
@@ -43,6 +46,7 @@ class UnitPlan:
         ports: what is held before the start.
         devices: accelerators by number, in PCI order.
         binding: CPUs and memory nodes.
+        files: written before the start, by path.
         cache_dir / log_path: its own.
     """
 
@@ -56,6 +60,7 @@ class UnitPlan:
     ports: tuple[int, ...] = ()
     devices: tuple[int, ...] = ()
     binding: Binding = field(default_factory=Binding)
+    files: Mapping[str, str] = field(default_factory=dict)
     cache_dir: Path = Path()
     log_path: Path = Path()
 
@@ -137,6 +142,7 @@ def _unit(
         ports=(port, *(stage.port for stage in stages)),
         devices=devices,
         binding=bind(machine, devices, index, total),
+        files=start.files,
         cache_dir=cache_dir,
         log_path=state_dir / "logs" / f"{name}.log",
     )
@@ -182,12 +188,18 @@ def _launch(
             "stage_urls": ",".join(f"{host}:{stage.port}" for stage in stages),
         }
         return Launch((*(_fill(word, values) for word in pool.engine_command), *pool.engine_args))
+    if pool.lora_adapters and pool.engine in _NO_NAMED_ADAPTERS:
+        raise ConfigError(
+            f"{pool.engine} does not choose adapters by the model's name; give its own flags in engine_args",
+            param="lora_adapters",
+        )
     request = LaunchRequest(
         model=pool.model,
         served_name=pool.served_name,
         host=host,
         port=port,
         precision=pool.precision,
+        quantized=bool(own_quantization(pool.model, hub_folder())),
         tp=pool.tensor_parallel_size,
         pp=pool.pipeline_parallel_size,
         max_model_len=pool.max_model_len,

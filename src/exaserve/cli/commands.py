@@ -6,11 +6,9 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-import msgspec
-
 from exaserve.agent.machine import read_machine
 from exaserve.agent.plan import plan_node
-from exaserve.config import Cluster, NodeEntry, Pool, split_url
+from exaserve.config import Cluster, NodeEntry, Pool, split_url, state_folder
 from exaserve.domain.replica import ReplicaSpec
 from exaserve.emulator.config import EmulatorConfig
 from exaserve.emulator.process import arguments
@@ -30,13 +28,17 @@ def process_commands(cluster: Cluster) -> Iterator[tuple[str, list[str], dict[st
             for node_index, node in enumerate(cluster.nodes):
                 name = f"{pool.served_name} on {node.name}" if len(cluster.pools) > 1 else node.name
                 yield name, _emulator_argv(pool, node, node_index), {}
-            continue
-        machine = read_machine()
-        for node in cluster.nodes:
-            alone = msgspec.structs.replace(cluster, pools=(pool,))
-            for unit in plan_node(alone, node, machine, Path()):
-                name = unit.spec.id if len(cluster.pools) == 1 else f"{pool.served_name}/{unit.spec.id}"
-                yield name, list(unit.argv), dict(unit.env)
+    if all(pool.engine == "emulator" for pool in cluster.pools if pool.starts_replicas):
+        return
+    machine = read_machine()
+    for node in cluster.nodes:  # all pools of a node at once: they share its accelerators and ports
+        for unit in plan_node(cluster, node, machine, state_folder() / node.name, emulated_argv):
+            if unit.engine == "emulator":
+                continue
+            for path, text in unit.files.items():
+                Path(path).parent.mkdir(parents=True, exist_ok=True)
+                Path(path).write_text(text)
+            yield unit.spec.id, list(unit.argv), dict(unit.env)
 
 
 def emulated_argv(pool: Pool, spec: ReplicaSpec, index: int) -> list[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from exaserve.config.cluster import Cluster, EmulatorSettings, NodeEntry, Pool, ReplicaEntry
-from exaserve.config.environment import Environment, child_environment, read_environment, state_folder
+from exaserve.config.environment import Environment, child_environment, hub_folder, read_environment, state_folder
 from exaserve.config.load import load_cluster, parse_cluster
 from exaserve.config.profile import load_profile, pool_engine_profile
 from exaserve.config.secret import read_secret
@@ -33,6 +33,7 @@ __all__ = [
     "Timeouts",
     "child_environment",
     "diff",
+    "hub_folder",
     "is_loopback",
     "load_cluster",
     "load_profile",

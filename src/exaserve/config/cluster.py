@@ -115,7 +115,8 @@ class Pool(msgspec.Struct, frozen=True, kw_only=True):
         model: what the engines load, such as ``meta-llama/Llama-3.1-8B-Instruct``.
         served_model_name: what clients call it; the same as ``model`` unless given.
         version: release, for traffic weights per version.
-        precision: of the weights: bf16, fp16, fp8, int8, int4 … ("auto": as published).
+        precision: of the weights: bf16, fp16, fp8, int8, int4 … ("auto": as published). ``fp8`` has vLLM and SGLang
+            quantise 16-bit weights as they load; a checkpoint that is published quantised is loaded as it is.
         tensor_parallel_size / pipeline_parallel_size: accelerators of one replica are their product.
         num_replicas_per_node: replicas started on each node.
         engine: what to start; ``command`` runs ``engine_command``; ``null`` answers at once with nothing computed, to
@@ -134,13 +135,14 @@ class Pool(msgspec.Struct, frozen=True, kw_only=True):
         prompt_length: the prompts this pool is for; ``short`` (below 512 tokens) takes blocks of 16 tokens, ``medium``
             (to 4,096) 32, ``long`` 64, ``any`` the engine's default.
         kv_connector: moves KV between replicas, such as NixlConnector, LMCacheConnectorV1 or MooncakeConnector (vLLM),
-            nixl or mooncake (SGLang).
+            nixl or mooncake (SGLang), ucx, nixl or mooncake (TensorRT-LLM).
         kv_role: kv_both, or kv_producer and kv_consumer where prefill and decode are apart.
         kv_connector_config: the connector's own settings.
-        lora_adapters: adapters loaded at the start, as ``name=path``.
+        lora_adapters: adapters loaded at the start, as ``name=path`` (vLLM, SGLang).
         base_port: port of a node's first replica; the others follow.
         max_model_len: prompt and output in tokens, 0 is the engine's own limit.
-        max_num_seqs: sequences a replica runs at once.
+        max_num_seqs: sequences a replica runs at once. llama.cpp divides its context among so many slots, and chooses
+            for itself unless this is given.
         profile: file that ``exaserve calibrate`` wrote, relative to this one; gives the figures below where they are 0,
             and how fast emulated and simulated replicas are.
         kv_tokens_max / prefill_tokens_per_s / decode_step_s / kv_bytes_per_token: calibrated figures of one replica, 0

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["Environment", "child_environment", "read_environment", "state_folder"]
+__all__ = ["Environment", "child_environment", "hub_folder", "read_environment", "state_folder"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,3 +50,12 @@ def state_folder(values: Mapping[str, str] | None = None) -> Path:
     values = os.environ if values is None else values
     base = values.get("XDG_CACHE_HOME") or str(Path(values.get("HOME") or "/var/tmp") / ".cache")  # noqa: S108
     return Path(base) / "exaserve"
+
+
+def hub_folder(values: Mapping[str, str] | None = None) -> Path:
+    """Where the Hugging Face hub's libraries keep what they have downloaded."""
+    values = os.environ if values is None else values
+    if named := values.get("HF_HUB_CACHE"):
+        return Path(named)
+    home = values.get("HF_HOME") or str(Path(values.get("HOME") or "/var/tmp") / ".cache" / "huggingface")  # noqa: S108
+    return Path(home) / "hub"

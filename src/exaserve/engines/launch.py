@@ -27,6 +27,7 @@ class LaunchRequest:
         served_name: what clients call it.
         host / port: where it listens.
         precision: of the weights; "auto" leaves the choice to the engine.
+        quantized: whether the checkpoint is published quantised; then the engine must be told nothing of it.
         tp / pp: tensor and pipeline parallel sizes.
         max_model_len: prompt and output, tokens; 0 leaves the choice to the engine.
         max_num_seqs: sequences at once; 0 leaves the choice to the engine.
@@ -44,6 +45,7 @@ class LaunchRequest:
     host: str
     port: int
     precision: str = "auto"
+    quantized: bool = False
     tp: int = 1
     pp: int = 1
     max_model_len: int = 0
@@ -61,15 +63,29 @@ class LaunchRequest:
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """Program and arguments, and the variables that its environment gets beside ours."""
+    """How to start it.
+
+    Attributes:
+        argv: program and arguments.
+        env: variables that its environment gets beside ours.
+        files: what has to be written before, by path.
+    """
 
     argv: tuple[str, ...]
     env: Mapping[str, str] = field(default_factory=dict)
+    files: Mapping[str, str] = field(default_factory=dict)
 
 
+_TRTLLM_DTYPES = ("bf16", "fp16")
 _DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
-_QUANTIZATIONS = {"fp8": "fp8", "awq": "awq", "gptq": "gptq"}
-"""Others (int8, int4, mxfp4, nvfp4) are read from the published weights by the engines themselves."""
+_ON_THE_FLY = {"fp8": "fp8"}
+"""What vLLM and SGLang make of 16-bit weights while they load. All else (awq, gptq, int8, int4, mxfp4, nvfp4) exists
+only as published, and the engines read it from the checkpoint themselves: naming it can only contradict that or, for
+AWQ and GPTQ, choose a slower kernel."""
+_DEFAULT_SEQS = 256
+"""What a pool says where nobody has said anything (A16)."""
+_LLAMACPP_SLOTS = 4
+"""Of a llama.cpp server that chooses for itself."""
 
 
 def _where_set(**flags: object) -> list[str]:
@@ -81,14 +97,15 @@ def _where_set(**flags: object) -> list[str]:
     return argv
 
 
-def _precision(wanted: str) -> list[str]:
-    return _where_set(dtype=_DTYPES.get(wanted), quantization=_QUANTIZATIONS.get(wanted))
+def _precision(r: LaunchRequest) -> list[str]:
+    method = None if r.quantized else _ON_THE_FLY.get(r.precision)
+    return _where_set(dtype=_DTYPES.get(r.precision), quantization=method)
 
 
 def _vllm(r: LaunchRequest) -> Launch:
     """``vllm serve``. Adapters may be loaded and unloaded later, so the server is told to allow it."""
     argv = ["vllm", "serve", r.model, "--host", r.host, "--port", str(r.port), "--served-model-name", r.served_name]
-    argv += ["--tensor-parallel-size", str(r.tp), "--pipeline-parallel-size", str(r.pp), *_precision(r.precision)]
+    argv += ["--tensor-parallel-size", str(r.tp), "--pipeline-parallel-size", str(r.pp), *_precision(r)]
     argv += _where_set(
         max_model_len=r.max_model_len,
         max_num_seqs=r.max_num_seqs,
@@ -118,7 +135,7 @@ def _vllm(r: LaunchRequest) -> Launch:
 def _sglang(r: LaunchRequest) -> Launch:
     argv = ["python3", "-m", "sglang.launch_server", "--model-path", r.model, "--host", r.host, "--port", str(r.port)]
     argv += ["--served-model-name", r.served_name, "--tp-size", str(r.tp), "--pp-size", str(r.pp), "--enable-metrics"]
-    argv += _precision(r.precision)
+    argv += _precision(r)
     argv += _where_set(
         context_length=r.max_model_len,
         max_running_requests=r.max_num_seqs,
@@ -138,24 +155,39 @@ def _sglang(r: LaunchRequest) -> Launch:
 
 
 def _trtllm(r: LaunchRequest) -> Launch:
-    """``trtllm-serve``: its flags have underscores. What has no flag (block size, connector) goes into a YAML file that
-    ``engine_args`` names."""
+    """``trtllm-serve`` of TensorRT-LLM 1.0 or newer: its flags have underscores, and what has none goes into a file.
+
+    Without the first two lines of that file it has no ``/prometheus/metrics`` and no iteration figures. It takes any
+    model name in a request, so the served name needs no flag; quantisation comes with the checkpoint only.
+    """
     argv = ["trtllm-serve", r.model, "--host", r.host, "--port", str(r.port)]
     argv += ["--tp_size", str(r.tp), "--pp_size", str(r.pp)]
     argv += ["--max_seq_len", str(r.max_model_len)] if r.max_model_len else []
     argv += ["--max_batch_size", str(r.max_num_seqs)] if r.max_num_seqs else []
     argv += ["--kv_cache_free_gpu_memory_fraction", str(r.memory_share)] if r.memory_share else []
-    return Launch((*argv, *r.extra))
+    config: dict[str, object] = {"return_perf_metrics": True, "enable_iter_perf_stats": True}
+    if r.precision in _TRTLLM_DTYPES:
+        config["dtype"] = _DTYPES[r.precision]
+    if r.block_size:
+        # Releases differ in whether this replaces what the flags say of the cache or adds to it.
+        share = {"free_gpu_memory_fraction": r.memory_share} if r.memory_share else {}
+        config["kv_cache_config"] = {"tokens_per_block": r.block_size, **share}
+    if r.kv_connector:
+        config["cache_transceiver_config"] = {"backend": r.kv_connector.upper(), **r.kv_connector_config}
+    path = f"{r.cache_dir}/trtllm.yaml"  # JSON is YAML
+    return Launch((*argv, "--extra_llm_api_options", path, *r.extra), files={path: json.dumps(config, indent=1) + "\n"})
 
 
 def _llamacpp(r: LaunchRequest) -> Launch:
-    # llama.cpp divides its context between its slots.
-    slots = r.max_num_seqs or 1
-    argv = ["llama-server", "-m", r.model, "--host", r.host, "--port", str(r.port)]
+    """``llama-server``: a GGUF file, or a hub's name with an optional quantisation (``org/name:Q4_K_M``).
+
+    Its context is for all slots together, and each given slot has its share; 256 of them would leave nobody anything.
+    """
+    slots = 0 if r.max_num_seqs == _DEFAULT_SEQS else r.max_num_seqs
+    source = "-m" if r.model.endswith(".gguf") or r.model.startswith(("/", ".")) else "-hf"
+    argv = ["llama-server", source, r.model, "--host", r.host, "--port", str(r.port)]
     argv += ["--alias", r.served_name, "--metrics"]
-    argv += _where_set(parallel=r.max_num_seqs, ctx_size=r.max_model_len * slots)
-    for _, path in r.loras:
-        argv += ["--lora", path]
+    argv += _where_set(parallel=slots, ctx_size=r.max_model_len * (slots or _LLAMACPP_SLOTS))
     return Launch((*argv, *r.extra), {"LLAMA_CACHE": f"{r.cache_dir}/llama.cpp"} if r.cache_dir else {})
 
 

@@ -50,9 +50,14 @@ TENSORRT_LLM = Engine(
             Source(b"trtllm_kv_cache_utilization", "max"),
             Source(b"nv_trt_llm_kv_cache_block_metrics", "max", label=(b"kv_cache_block_type", "fraction")),
         ),
+        "prompt_tokens_total": (Source(b"trtllm_prompt_tokens_total"),),
+        "generation_tokens_total": (Source(b"trtllm_generation_tokens_total"),),
     },
     expected=("running", "waiting", "kv_use"),
-    quirks=("trtllm-serve answers JSON on /metrics; its exposition is under /prometheus/metrics",),
+    quirks=(
+        "trtllm-serve answers JSON on /metrics; its exposition is under /prometheus/metrics",
+        "that is there with return_perf_metrics only, and its gauges move with enable_iter_perf_stats only",
+    ),
 )
 
 TGI = Engine(
