@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 import math
 import random
 
@@ -55,6 +56,17 @@ def test_text_is_escaped_and_nothing_is_missing():
     assert "largest of 4 replicas" in text, "200 replicas share 50 lines"
 
 
+def test_objectives_of_several_runs_stand_beside_each_other():
+    one, two = view("first"), view("second")
+    missed = dataclasses.replace(two, gates=(GateView("A: p99 <= 1", "3.5", passed=False),))
+    text = runs_report("two", [one, missed])
+    assert text.count("<h2>Objectives") == 1
+    row = text[text.index("A: p99 &lt;= 1") :].split("</tr>")[0]
+    assert '<td class="good">0.5 ✓</td><td class="bad">3.5 ✗</td>' in row
+    alone = runs_report("one", [dataclasses.replace(one, gates=(GateView("B", "4", True, answers="15", few=True),))])
+    assert "<td>15 (few)</td>" in alone
+
+
 def test_several_runs_have_a_line_each():
     text = runs_report("two", [view("first"), view("second", 3.0)])
     assert "first P99" in text
@@ -89,6 +101,18 @@ def test_axes_are_logarithmic_where_values_differ_much():
 def test_percentile_axes_reach_as_far_as_there_are_values():
     assert "99.9 %" in percentiles([("a", [float(i) for i in range(2_000)], 0)], "many")
     assert "99.9 %" not in percentiles([("a", [float(i) for i in range(50)], 0)], "few")
+
+
+def test_what_stands_at_the_edge_of_a_plot_is_not_cut():
+    svg = percentiles([("a", [float(i) for i in range(2_000)], 0)], "many")
+    assert 'text-anchor="end">99.99 %' in svg
+
+
+def test_the_steps_of_a_heat_map_are_coloured_in_its_legend_too():
+    text = runs_report("one", [view("x")])
+    for step in range(10):
+        assert f'<i class="h{step}">' in text
+        assert f".legend i.h{step}{{background:" in text, "stronger than the rule for other legends"
 
 
 def test_a_heat_map_leaves_out_what_is_unknown():

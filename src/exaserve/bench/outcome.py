@@ -95,8 +95,8 @@ def client_problems(result: LoadResult, summary: Summary) -> list[str]:
     return problems
 
 
-def _samples(records: Sequence[Record], replicas: Mapping[str, int]) -> dict[str, Any]:
-    groups: dict[str, list[Record]] = {}
+def _samples(records: Sequence[Record], replicas: Mapping[str, int], scenarios: Sequence[str]) -> dict[str, Any]:
+    groups: dict[str, list[Record]] = {name: [] for name in scenarios}
     for record in records:
         groups.setdefault(record.scenario, []).append(record)
     out = {}
@@ -145,7 +145,9 @@ def document(outcome: Outcome) -> dict[str, Any]:
         "telemetry": outcome.telemetry.as_dict(),
         "steps": [step.as_dict() for step in outcome.steps],
         "replicas": names,
-        "samples": _samples(outcome.records, {name: i for i, name in enumerate(names)}),
+        "samples": _samples(
+            outcome.records, {name: i for i, name in enumerate(names)}, [s.name for s in outcome.summary.scenarios]
+        ),
     }
 
 
@@ -179,7 +181,7 @@ def run_view(doc: Mapping[str, Any]) -> RunView:
         duration_s=summary["duration_s"],
         window_s=summary["windows"]["window_s"],
         scenarios=scenarios,
-        facts=[(str(name), str(value)) for name, value in doc["facts"].items()],
+        facts=[(str(name), _words(value)) for name, value in doc["facts"].items()],
         notes=[*(f"This run is not valid: {reason}." for reason in doc["spoilt"]), *doc["notes"]],
         rows=_rows(doc),
         gates=[_gate(gate) for gate in doc["verdict"]["objectives"]],
@@ -189,10 +191,18 @@ def run_view(doc: Mapping[str, Any]) -> RunView:
     )
 
 
+def _words(value: object) -> str:
+    return ("no", "yes")[value] if isinstance(value, bool) else str(value)
+
+
 def _gate(gate: Mapping[str, Any]) -> GateView:
     value = gate["value"]
     return GateView(
-        gate["objective"], "-" if value is None else f"{value:,.4g}", None if value is None else gate["passed"]
+        gate["objective"],
+        "-" if value is None else f"{value:,.4g}",
+        None if value is None else gate["passed"],
+        answers=f"{gate['samples']:,}" if gate["samples"] else "",
+        few="weak" in gate["evidence"],
     )
 
 

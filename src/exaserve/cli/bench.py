@@ -391,7 +391,12 @@ def _read_results(what: str, paths: Sequence[str], as_json: Path | None, html: P
         names = [str(doc["name"]) for doc in docs]
     try:
         if html is not None:
-            html.write_text(runs_report(" against ".join(names), [run_view(doc) for doc in docs]))
+            html.write_text(
+                runs_report(
+                    f"Load run: {names[0]}" if len(names) == 1 else " against ".join(reversed(names)),
+                    [run_view(doc) for doc in docs],
+                )
+            )
         if what == "report":
             return
         differences = compare_runs(docs[0]["samples"], docs[1]["samples"])

@@ -280,8 +280,8 @@ def _write_text(path: Path, text: str, flag: str) -> None:
 
 
 def _write_html(path: Path, study: Study, views: list[RunView]) -> None:
+    from exaserve.cli.simulate_show import head_text
     from exaserve.report import runs_report
 
-    parameters = study.parameters()
-    intro = ", ".join(f"{key} {value}" for key, value in parameters.items() if value not in (None, 0, 0.0))
-    _write_text(path, runs_report(f"Simulation of {parameters['model']}", views, intro), "--html")
+    title = f"Simulation of {study.units[0].spec.models[0]}"
+    _write_text(path, runs_report(title, views, head_text(study) + "."), "--html")

@@ -37,7 +37,9 @@ Staleness = Annotated[
 ]
 ReportDelayMs = Annotated[float, typer.Option(min=0, help="Milliseconds a report is under way.")]
 ReportLoss = Annotated[float, typer.Option(min=0, max=0.99, help="Share of reports that are lost.")]
-HopMs = Annotated[float, typer.Option(min=0, help="Milliseconds from gateway to replica, and again back: network and HTTP.")]
+HopMs = Annotated[
+    float, typer.Option(min=0, help="Milliseconds from gateway to replica, and again back: network and HTTP.")
+]
 EventsPath = Annotated[
     Path | None, typer.Option(metavar="FILE", help="Failures, drains, scaling … as a list of events in YAML.")
 ]

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from exaserve.simulate.objectives import Capacity
     from exaserve.simulate.record import RunStats
 
-__all__ = ["print_capacities", "print_comparison", "progress"]
+__all__ = ["head_text", "print_capacities", "print_comparison", "progress"]
 
 
 @contextlib.contextmanager
@@ -33,7 +33,7 @@ def progress(console: Console, name: str) -> Iterator[Callable[[float], None] | 
 
 def print_comparison(console: Console, study: Study, stats: dict[str, RunStats]) -> None:
     """One row per policy."""
-    _print_head(console, study)
+    console.print(head_text(study), highlight=False)
     scenarios = [figures.name for figures in next(iter(stats.values())).scenarios]
     if len(scenarios) == 2:
         scenarios = ["all"]
@@ -68,7 +68,7 @@ def print_comparison(console: Console, study: Study, stats: dict[str, RunStats])
 
 def print_capacities(console: Console, study: Study, found: dict[str, Capacity]) -> None:
     """One row per policy: the largest rate that keeps the objectives."""
-    _print_head(console, study, rate=False)
+    console.print(head_text(study, rate=False), highlight=False)
     table = Table(title=f"Largest rate that keeps {', '.join(o.text for o in study.objectives)}", title_justify="left")
     for head in ("policy", "requests/s", "per replica", "of capacity", "runs"):
         table.add_column(head, justify="left" if head == "policy" else "right", no_wrap=True)
@@ -83,17 +83,25 @@ def print_capacities(console: Console, study: Study, found: dict[str, Capacity])
     _wide(console).print(table)
 
 
-def _print_head(console: Console, study: Study, *, rate: bool = True) -> None:
+def head_text(study: Study, *, rate: bool = True) -> str:
+    """What all runs have in common, in one sentence."""
     settings = study.settings
     several = ""
     if settings.gateways > 1:
         told = "blind to each other" if settings.told_s is None else f"told after {1000.0 * settings.told_s:g} ms"
         several = f", {settings.gateways} gateways {told}"
     asked = f"{study.rate_per_s:,.1f} requests/s ({study.rate_per_s / study.capacity_per_s:.0%} of capacity) for "
-    console.print(
-        f"{len(study.units):,} replicas of {study.units[0].spec.models[0]}{several}, reports every "
-        f"{study.cluster.telemetry.interval_s:g} s; {asked if rate else ''}{study.seconds:g} s, seed {study.seed}",
-        highlight=False,
+    reports = f"reports every {study.cluster.telemetry.interval_s:g} s"
+    if settings.report_delay_s:
+        reports += f", {1000.0 * settings.report_delay_s:g} ms late"
+    if settings.report_loss:
+        reports += f", {settings.report_loss:.0%} lost"
+    if settings.hop_s:
+        reports += f", {1000.0 * settings.hop_s:g} ms each way"
+    events = f", {len(settings.events)} events" if settings.events else ""
+    return (
+        f"{len(study.units):,} replicas of {study.units[0].spec.models[0]}{several}, {reports}; "
+        f"{asked if rate else ''}{study.seconds:g} s{events}, seed {study.seed}"
     )
 
 
@@ -106,5 +114,7 @@ def _pair(first: float, second: float) -> str:
     return f"{_seconds(first)} / {_seconds(second)}"
 
 
-def _seconds(value: float, digits: int = 2) -> str:
-    return "-" if math.isnan(value) else f"{value:.{digits}f}"
+def _seconds(value: float, digits: int | None = None) -> str:
+    if math.isnan(value):
+        return "-"
+    return f"{value:.{(3 if value < 1.0 else 2) if digits is None else digits}f}"

@@ -32,7 +32,7 @@ figure.wide{grid-column:1/-1}
 svg{width:100%;height:auto;display:block;font-size:12.5px}
 svg text{fill:var(--soft)}svg .grid{stroke:var(--edge);stroke-width:1;fill:none}
 svg .line{fill:none;stroke:var(--c);stroke-width:1.8;stroke-linejoin:round}svg .dashed{stroke-dasharray:5 4;opacity:.8}
-svg .dots{stroke:var(--c);stroke-width:2.6;stroke-linecap:round;opacity:.35;fill:none}
+svg .dots{stroke:var(--c);stroke-width:2.6;stroke-linecap:round;opacity:.55;fill:none}
 svg .limit{stroke:#dc2626;stroke-width:1.4;stroke-dasharray:7 4}
 svg .bar{fill:var(--c)}
 .legend{font-size:.82rem;color:var(--soft);display:flex;flex-wrap:wrap;gap:.1rem .9rem;margin:.4rem 0 0}
@@ -40,10 +40,14 @@ svg .bar{fill:var(--c)}
 vertical-align:middle}
 .legend i.dashed{background:repeating-linear-gradient(90deg,var(--c) 0 5px,transparent 5px 8px)}
 .legend.scale i{width:12px;height:12px;border-radius:0;margin:0}
-.scroll{overflow-x:auto}
-table{border-collapse:collapse;font-size:.87rem;width:100%;background:var(--panel)}
+.scroll{overflow-x:auto}.scroll+.scroll{margin-top:.7rem}
+table{border-collapse:separate;border-spacing:0;font-size:.87rem;width:100%;background:var(--panel)}
 th,td{padding:.32rem .55rem;border-bottom:1px solid var(--edge);text-align:right;white-space:nowrap}
-th{font-weight:600;color:var(--soft)}th:first-child,td:first-child{text-align:left}
+th{font-weight:600;color:var(--soft)}
+th:first-child,td:first-child{text-align:left;position:sticky;left:0;background:var(--panel)}
+.wrap td:first-child{white-space:normal;min-width:8.5rem}
+svg.dense{font-size:12px}
+@media(max-width:560px){svg:not(.dense){font-size:16px}th,td{padding:.32rem .4rem}}
 .good{color:#15803d;font-weight:600}.bad{color:#dc2626;font-weight:600}
 @media(prefers-color-scheme:dark){.good{color:#5fd08a}.bad{color:#fb7185}}
 .note{border-left:4px solid #d97706;background:var(--panel);padding:.4rem .7rem;margin:.4rem 0;
@@ -59,7 +63,7 @@ def _css() -> str:
     series = "".join(f".s{i}{{--c:var(--s{i})}}" for i in range(len(_LIGHT)))
     hue, low, high = _HEAT
     steps = [f"hsl({hue - i * 3} {45 + i * 4}% {low + (high - low) * i // 9}%)" for i in range(10)]
-    heat = "".join(f".h{i}{{fill:{step};background:{step}}}" for i, step in enumerate(steps))
+    heat = "".join(f".h{i}{{fill:{step}}}.legend i.h{i}{{background:{step}}}" for i, step in enumerate(steps))
     scheme = f":root{{color-scheme:light dark;{light}}}@media(prefers-color-scheme:dark){{:root{{{dark}}}}}"
     return scheme + _RULES + series + heat
 
@@ -87,8 +91,12 @@ class Figure:
         return f"<figure{kind}><h3>{escape(self.title)}</h3>{self.svg}{caption}</figure>"
 
 
-def table(head: Sequence[str], rows: Sequence[Sequence[str | Cell]]) -> str:
-    """A table that scrolls sideways by itself where the screen is narrow."""
+def table(head: Sequence[str], rows: Sequence[Sequence[str | Cell]], *, wrap: bool = False) -> str:
+    """A table that scrolls sideways by itself where the screen is narrow, its first column staying in sight.
+
+    Args:
+        wrap: the first column holds phrases, which may take several lines.
+    """
 
     def cell(value: str | Cell) -> str:
         if isinstance(value, str):
@@ -97,8 +105,10 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str | Cell]]) -> str:
         return f"<td{kind}>{escape(value.text)}</td>"
 
     top = "".join(f"<th>{escape(name)}</th>" for name in head)
+    top = f"<thead><tr>{top}</tr></thead>" if any(head) else ""
     body = "".join(f"<tr>{''.join(cell(value) for value in row)}</tr>" for row in rows)
-    return f'<div class="scroll"><table><thead><tr>{top}</tr></thead><tbody>{body}</tbody></table></div>'
+    kind = ' class="wrap"' if wrap else ""
+    return f'<div class="scroll"><table{kind}>{top}<tbody>{body}</tbody></table></div>'
 
 
 def page(title: str, parts: Sequence[str | Figure | tuple[str, Sequence[Figure]]]) -> str:

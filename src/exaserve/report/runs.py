@@ -57,11 +57,18 @@ class HeatView:
 
 @dataclass(frozen=True, slots=True)
 class GateView:
-    """An objective and whether it was met. ``passed`` None: there was nothing to judge by."""
+    """An objective and whether it was met. ``passed`` None: there was nothing to judge by.
+
+    Attributes:
+        answers: how many are behind the value, "" where it is of the whole run.
+        few: so few answers that the value says little.
+    """
 
     text: str
     value: str
     passed: bool | None
+    answers: str = ""
+    few: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,9 +116,8 @@ def runs_report(title: str, runs: Sequence[RunView], intro: str = "") -> str:
     for run in runs:
         where = f"{run.name}: " if len(runs) > 1 else ""
         parts += [f'<p class="note">{escape(where + note)}</p>' for note in run.notes]
-    for run in runs:
-        if run.gates:
-            parts.append(_gates(run, named=len(runs) > 1))
+    if any(run.gates for run in runs):
+        parts.append(_gates(runs))
     parts.append(_summary(runs))
     parts += [_facts(run, named=len(runs) > 1) for run in runs if run.facts]
     names = _scenario_names(runs)
@@ -131,13 +137,33 @@ def _find(run: RunView, name: str) -> ScenarioView | None:
     return next((s for s in run.scenarios if s.name == name), None)
 
 
-def _gates(run: RunView, *, named: bool) -> str:
-    def cell(gate: GateView) -> Cell:
+def _gates(runs: Sequence[RunView]) -> str:
+    """Objectives with what was measured; of several runs one column each."""
+    if len(runs) > 1:
+        return _gates_of_several(runs)
+    gates = runs[0].gates
+    answers = any(gate.answers for gate in gates)
+    rows: list[list[str | Cell]] = []
+    for gate in gates:
         words = {True: "met", False: "missed", None: "no data"}
-        return Cell(words[gate.passed], gate.passed is True)
+        behind = [gate.answers + (" (few)" if gate.few else "")] if answers else []
+        rows.append([gate.text, gate.value, *behind, Cell(words[gate.passed], gate.passed is True)])
+    head = ["", "measured", *(["answers"] if answers else []), ""]
+    return "<h2>Objectives</h2>" + table(head, rows, wrap=True)
 
-    rows: list[list[str | Cell]] = [[gate.text, gate.value, cell(gate)] for gate in run.gates]
-    return f"<h2>Objectives{escape(f' of {run.name}') if named else ''}</h2>" + table(["", "measured", ""], rows)
+
+def _gates_of_several(runs: Sequence[RunView]) -> str:
+    known = [{gate.text: gate for gate in run.gates} for run in runs]
+    rows: list[list[str | Cell]] = []
+    for text in dict.fromkeys(text for gates in known for text in gates):
+        found = [gates.get(text) for gates in known]
+        rows.append([text, *(_mark(gate) if gate is not None else "" for gate in found)])
+    return "<h2>Objectives</h2>" + table(["", *(run.name for run in runs)], rows, wrap=True)
+
+
+def _mark(gate: GateView) -> Cell:
+    """Not by colour alone, which not everyone sees."""
+    return Cell(f"{gate.value} {'✓' if gate.passed else '✗'}", gate.passed is True)
 
 
 def _facts(run: RunView, *, named: bool) -> str:
@@ -170,7 +196,7 @@ def _summary(runs: Sequence[RunView]) -> str:
     further = list(dict.fromkeys(name for run in runs for name, _ in run.rows))
     if further:
         lines_ = [[name, *(dict(run.rows).get(name, "-") for run in runs)] for name in further]
-        text += table(["", *(run.name if len(runs) > 1 else "" for run in runs)], lines_)
+        text += table(["", *(run.name if len(runs) > 1 else "" for run in runs)], lines_, wrap=True)
     return text
 
 

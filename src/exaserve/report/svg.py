@@ -14,7 +14,7 @@ from html import escape
 __all__ = ["SERIES_MAX", "Series", "bars", "heat", "lines", "percentiles", "seconds"]
 
 WIDTH, HEIGHT = 480, 280
-LEFT, RIGHT, TOP, BOTTOM = 58, 12, 12, 40
+LEFT, RIGHT, TOP, BOTTOM = 66, 16, 12, 42
 INNER_W, INNER_H = WIDTH - LEFT - RIGHT, HEIGHT - TOP - BOTTOM
 SERIES_MAX = 8
 """Colours there are; further series repeat them."""
@@ -64,7 +64,7 @@ def _ticks(low: float, high: float, logarithmic: bool) -> list[float]:
     if logarithmic:
         powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
         found = [m * 10.0**p for p in powers for m in (1, 2, 5) if low <= m * 10.0**p <= high]
-        return found if len(found) <= 7 else [v for v in found if f"{v:e}".startswith("1.0")] or found[::3]
+        return found if len(found) <= 9 else [v for v in found if f"{v:e}".startswith("1.0")] or found[::3]
     span = (high - low) or 1.0
     step = 10.0 ** math.floor(math.log10(span / 4.0))
     step *= next(m for m in (1, 2, 5, 10) if span / (step * m) <= 5.0)
@@ -104,8 +104,10 @@ class _Axis:
         return _ticks(self.low, self.high, self.logarithmic)
 
 
-def _open(label: str, height: float = HEIGHT) -> str:
-    return f'<svg viewBox="0 0 {WIDTH} {height:g}" role="img" aria-label="{escape(label, quote=True)}">'
+def _open(label: str, height: float = HEIGHT, *, dense: bool = False) -> str:
+    """Begins a plot. ``dense``: its rows leave no room for larger letters on a small screen."""
+    kind = 'class="dense" ' if dense else ""
+    return f'<svg {kind}viewBox="0 0 {WIDTH} {height:g}" role="img" aria-label="{escape(label, quote=True)}">'
 
 
 def _frame(x_label: str, y: _Axis, y_text: Callable[[float], str], x_ticks: Sequence[tuple[float, str]]) -> list[str]:
@@ -116,7 +118,11 @@ def _frame(x_label: str, y: _Axis, y_text: Callable[[float], str], x_ticks: Sequ
         parts.append(f'<text x="{LEFT - 5}" y="{at + 4:.1f}" text-anchor="end">{escape(y_text(tick))}</text>')
     for at, text in x_ticks:
         parts.append(f'<path class="grid" d="M{at:.1f} {TOP}V{TOP + INNER_H}"/>')
-        parts.append(f'<text x="{at:.1f}" y="{TOP + INNER_H + 15}" text-anchor="middle">{escape(text)}</text>')
+        # What stands at the edge ends there, or it would be cut.
+        place = (at, "middle") if at < LEFT + INNER_W - 4 else (WIDTH - 2, "end")
+        parts.append(
+            f'<text x="{place[0]:.1f}" y="{TOP + INNER_H + 16}" text-anchor="{place[1]}">{escape(text)}</text>'
+        )
     middle = LEFT + INNER_W / 2
     parts.append(f'<text class="label" x="{middle}" y="{HEIGHT - 6}" text-anchor="middle">{escape(x_label)}</text>')
     return parts
@@ -266,7 +272,7 @@ def heat(
     """
     good = sorted(v for line in values for v in line if math.isfinite(v))
     top = limit if limit is not None else (good[min(len(good) - 1, int(0.98 * len(good)))] if good else 1.0) or 1.0
-    left = 92.0
+    left = 108.0
     size = max(4.0, min(16.0, 320.0 / max(1, len(rows))))
     wide = (WIDTH - left - RIGHT) / max(1, len(columns_s))
     parts = []
@@ -291,4 +297,4 @@ def heat(
     scale = "".join(f'<i class="h{i}"></i>' for i in range(10))
     end = escape(text(top)) + ("" if limit is not None else " and more")
     legend = f'<p class="legend scale"><span>0 {scale} {end}</span></p>'
-    return _open(label, bottom + 22) + "".join(parts) + "</svg>" + legend
+    return _open(label, bottom + 22, dense=True) + "".join(parts) + "</svg>" + legend
