@@ -60,6 +60,7 @@ class HealthView:
 class _Entry:
     __slots__ = (
         "announced",
+        "available",
         "breaker",
         "down_by_word",
         "ejections",
@@ -80,6 +81,8 @@ class _Entry:
 
     def __init__(self, config: HealthConfig, now: float) -> None:
         self.state = State.UNKNOWN
+        self.available = False
+        """Whether ``state`` is one of AVAILABLE, which is asked for each answer."""
         self.since = now
         self.reason = "not probed yet"
         self.breaker = Breaker(config.failures_max, config.failure_rate_max, config.window_s, config.window_min)
@@ -144,7 +147,7 @@ class HealthBook:
         if entry is None:
             return
         entry.progress_at = now
-        if entry.state in AVAILABLE:
+        if entry.available:
             entry.breaker.succeeded(now)
 
     def progressed(self, replica: ReplicaId, now: float) -> None:
@@ -161,7 +164,7 @@ class HealthBook:
         if entry is None:
             return
         entry.last_failure = kind.value
-        if entry.state not in AVAILABLE:
+        if not entry.available:
             return
         entry.breaker.failed(now)
         self._timed.add(replica)
@@ -183,7 +186,7 @@ class HealthBook:
         entry.told = True
         entry.held = not ready
         if not ready:
-            if entry.state in AVAILABLE:
+            if entry.available:
                 self._trip(replica, entry, reason, now)
                 entry.down_by_word = True
             else:
@@ -211,7 +214,7 @@ class HealthBook:
         if entry is None:
             return
         entry.told = entry.held = False
-        if entry.state in AVAILABLE:
+        if entry.available:
             self._trip(replica, entry, reason, now)
             entry.down_by_word = True
         elif entry.state is State.UNKNOWN:
@@ -257,7 +260,7 @@ class HealthBook:
                 self._probe_by(replica, entry, now)
             elif entry.state is State.RAMPING and now >= entry.since + self.config.slow_start_s:
                 self._move(replica, entry, Event.RAMPED, "recovered", now)
-            elif entry.state in AVAILABLE:
+            elif entry.available:
                 self._announce(replica, entry, now)
             if entry.state is State.HEALTHY and entry.breaker.rate(now) == 0.0:
                 self._timed.discard(replica)
@@ -286,7 +289,7 @@ class HealthBook:
         return HealthView(
             state=entry.state.value,
             since=entry.since,
-            available=entry.state in AVAILABLE,
+            available=entry.available,
             share=self._share(entry, entry.since if now is None else now),
             reason=entry.reason,
             consecutive_failures=entry.breaker.consecutive,
@@ -299,6 +302,7 @@ class HealthBook:
     def validate(self) -> None:
         """Asserts the invariants that hold between any two calls."""
         for replica, entry in self._entries.items():
+            assert entry.available == (entry.state in AVAILABLE), replica
             assert entry.announced is not None, replica
             assert entry.announced[0] == (entry.state in AVAILABLE), replica
             assert 0.0 <= entry.announced[1] <= 1.0, replica
@@ -336,7 +340,7 @@ class HealthBook:
             elif entry.recoveries >= self.config.recoveries_min:
                 self._move(replica, entry, Event.PROBED_WELL, f"{entry.recoveries} probes well", now)
                 wait_s = self.config.probe_interval_s
-        elif entry.state in AVAILABLE and not ok:
+        elif entry.available and not ok:
             wait_s = self.config.probe_fast_s
             if entry.strikes >= self.config.strikes_max:
                 self._trip(replica, entry, f"probe: {detail}", now)
@@ -359,6 +363,7 @@ class HealthBook:
         entry.reason = reason
         if state is not entry.state:
             entry.state = state
+            entry.available = state in AVAILABLE
             entry.since = now
             if event is Event.PROBED_WELL:
                 entry.breaker.reset()
@@ -368,7 +373,7 @@ class HealthBook:
 
     def _announce(self, replica: ReplicaId, entry: _Entry, now: float) -> None:
         """Tells the listener, only where something changed; shares in steps of a tenth, so that it stays rare."""
-        available = entry.state in AVAILABLE
+        available = entry.available
         new = (available, max(0.1, round(self._share(entry, now), 1)) if available else 0.0)
         if new != entry.announced:
             entry.announced = new
@@ -376,7 +381,7 @@ class HealthBook:
 
     def _share(self, entry: _Entry, now: float) -> float:
         """Slow start times the share of answers that did not fail: what fails fast must not look idle and draw more."""
-        if entry.state not in AVAILABLE:
+        if not entry.available:
             return 0.0
         share = 1.0 - entry.breaker.rate(now)
         if entry.state is State.RAMPING and self.config.slow_start_s > 0.0:

@@ -23,12 +23,21 @@ at which their sequences need them.
 from __future__ import annotations
 
 from collections import deque
+from typing import Final
 
 from exaserve.perfmodel import EngineProfile
 from exaserve.perfmodel.blocks import BlockPool
 from exaserve.perfmodel.sequence import FinishReason, Request, State, StepResult
 
 __all__ = ["Engine", "FinishReason", "Request", "State", "StepResult"]
+
+# Names of their own: looked up at once where this module is compiled.
+_NEW: Final = State.NEW
+_WAITING: Final = State.WAITING
+_PREFILL: Final = State.PREFILL
+_DECODE: Final = State.DECODE
+_FINISHED: Final = State.FINISHED
+_ABORTED: Final = State.ABORTED
 
 
 class Engine:
@@ -51,6 +60,13 @@ class Engine:
             raise ValueError(f"speed must be positive, not {speed}")
         profile.validate()
         self.profile = profile
+        self._fixed_s = profile.decode_fixed_s
+        self._per_seq_s = profile.decode_per_seq_s
+        self._per_kv_s = profile.decode_per_kv_token_s
+        self._expert_s = profile.expert_s
+        self._tokens_per_s = profile.prefill_tokens_per_s
+        self._per_pair_s = profile.prefill_per_pair_s
+        self._overhead_s = profile.overhead_s
         self.speed = speed
         self.slow = 1.0
         """Fault: steps take this many times longer."""
@@ -107,7 +123,7 @@ class Engine:
 
     def outputs(self, request: Request) -> int:
         """Tokens generated so far."""
-        if request.state is State.DECODE:
+        if request.state is _DECODE:
             return request.emitted + self._tick - request.base_tick
         return request.emitted
 
@@ -115,7 +131,7 @@ class Engine:
 
     def submit(self, request: Request, now: float) -> None:
         """Queues a new request. ValueError if it could never finish here; the engine is then unchanged."""
-        if request.state is not State.NEW:
+        if request.state is not _NEW:
             raise ValueError("a request can be submitted once")
         if request.prompt_tokens < 1 or request.output_tokens < 1:
             raise ValueError("prompt and output need at least one token each")
@@ -124,20 +140,20 @@ class Engine:
                 f"{request.prompt_tokens} prompt + {request.output_tokens} output tokens exceed max_model_len "
                 f"{self.profile.max_model_len}"
             )
-        request.state = State.WAITING
+        request.state = _WAITING
         request.submitted_at = now
         request.target = request.prompt_tokens
         self.waiting.append(request)
 
     def abort(self, request: Request, now: float) -> bool:
         """Ends a request at once and frees its blocks, also in the middle of a step. False if it had ended already."""
-        if request.state is State.WAITING:
+        if request.state is _WAITING:
             self.waiting.remove(request)
-        elif request.state in (State.PREFILL, State.DECODE):
+        elif request.state in (_PREFILL, _DECODE):
             self._leave(request)
         else:
             return False
-        request.state = State.ABORTED
+        request.state = _ABORTED
         request.finished_at = now
         self.aborts_total += 1
         return True
@@ -155,7 +171,7 @@ class Engine:
         tokens = pairs = 0
         if self._prefilling:
             for request in list(self._prefilling):
-                if request.state is State.PREFILL and budget > 0:
+                if request.state is _PREFILL and budget > 0:
                     chunk = min(budget, request.target - request.computed)
                     chunk, more = self._extend(request, chunk)
                     preempted = preempted or more
@@ -167,10 +183,25 @@ class Engine:
             pairs += chunk * (request.computed + (chunk >> 1))
         if not tokens and not self.decoding:
             return None
-        duration = self.profile.step_s(tokens, len(self.decoding), self._kv_tokens, pairs) * self.slow / self.speed
+        duration = self._duration(tokens, len(self.decoding), pairs)
         self.busy = True
         self._step_s = duration
         return now + duration
+
+    def _duration(self, tokens: int, count: int, pairs: int) -> float:
+        """Seconds of a step: the profile's ``step_s``, which stands here again since each step needs it."""
+        weights_s = self._fixed_s
+        if self._expert_s:
+            step_s = self.profile.step_s(tokens, count, self._kv_tokens, pairs)
+        else:
+            step_s = weights_s + self._per_seq_s * count + self._per_kv_s * self._kv_tokens
+            if tokens:
+                compute_s = tokens / self._tokens_per_s
+                weights_s -= self._overhead_s
+                if compute_s > weights_s:
+                    step_s += compute_s - weights_s
+                step_s += pairs * self._per_pair_s
+        return step_s * self.slow / self.speed
 
     def end_step(self, now: float) -> StepResult:
         """Applies the step that :meth:`begin_step` formed."""
@@ -192,7 +223,7 @@ class Engine:
             for request, chunk in self._plan:
                 prefilled += chunk
                 # The plan's request may have been aborted, or preempted and aborted, while the step ran.
-                if request.state is State.PREFILL:
+                if request.state is _PREFILL:
                     request.computed += chunk
                     if request.computed >= request.target:
                         decoded += 1
@@ -218,7 +249,7 @@ class Engine:
             self.pool.take(plain)
             requests = list(due)
         for request in requests:
-            if request.state is not State.DECODE:
+            if request.state is not _DECODE:
                 continue
             index = (request.target + tick - request.base_tick) // size - 1
             if index >= 0:
@@ -284,7 +315,7 @@ class Engine:
             assert taken
             request.held = list(request.hashes[:hits])
             request.computed = hits * size
-            request.state = State.PREFILL
+            request.state = _PREFILL
             if request.scheduled_at < 0.0:
                 request.scheduled_at = now
                 request.cached_tokens = hits * size
@@ -304,7 +335,7 @@ class Engine:
         request.emitted = outputs
         request.target = request.prompt_tokens + outputs
         request.computed = 0
-        request.state = State.WAITING
+        request.state = _WAITING
         request.preemptions += 1
         self.preemptions_total += 1
         self.waiting.appendleft(request)
@@ -314,7 +345,7 @@ class Engine:
     def _emit(self, request: Request, now: float, first: list[Request], finished: list[Request]) -> None:
         """A prompt is computed: its next token is out, and it decodes from now on (or is done)."""
         del self._prefilling[request]
-        request.state = State.DECODE
+        request.state = _DECODE
         request.emitted += 1
         request.base_tick = tick = self._tick
         self.decoding[request] = None
@@ -387,7 +418,7 @@ class Engine:
             if not day:
                 del self._finish_due[request.finish_tick]
             request.finish_tick = -1
-        elif request.state is State.DECODE:
+        elif request.state is _DECODE:
             del self.decoding[request]
             self._kv_tokens -= request.target
         else:
@@ -400,7 +431,7 @@ class Engine:
 
     def _finish(self, request: Request, now: float) -> None:
         self._leave(request)
-        request.state = State.FINISHED
+        request.state = _FINISHED
         request.finished_at = now
 
     def validate(self) -> None:
@@ -411,9 +442,9 @@ class Engine:
         assert self.decoding.keys() | self._prefilling.keys() == self.running.keys()
         assert not self.decoding.keys() & self._prefilling.keys()
         assert len(self.running) <= self.profile.max_num_seqs
-        assert all(r.state is State.WAITING and not r.held and not r.private for r in self.waiting)
-        assert all(r.state is State.DECODE for r in self.decoding)
-        assert all(r.state is State.PREFILL for r in self._prefilling)
+        assert all(r.state is _WAITING and not r.held and not r.private for r in self.waiting)
+        assert all(r.state is _DECODE for r in self.decoding)
+        assert all(r.state is _PREFILL for r in self._prefilling)
         contexts = {r: r.target + self._tick - r.base_tick for r in self.decoding}
         assert self._kv_tokens == sum(contexts.values())
         for request, context in contexts.items():

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from typing import Final
 
 from exaserve.perfmodel import EngineProfile
 from exaserve.perfmodel.engine import Engine
@@ -23,7 +24,7 @@ from exaserve.perfmodel.sequence import State, StepResult
 
 __all__ = ["RunEngine"]
 
-_PREFILL = State.PREFILL
+_PREFILL: Final = State.PREFILL
 
 
 class RunEngine(Engine):
@@ -37,10 +38,6 @@ class RunEngine(Engine):
         """Steps of the run under way that have not ended."""
         self._from = self._growth_s = 0.0
         """When the first of them began, and how much longer each takes than the one before."""
-        self._fixed_s = profile.decode_fixed_s
-        self._per_seq_s = profile.decode_per_seq_s
-        self._per_kv_s = profile.decode_per_kv_token_s
-        self._expert_s = profile.expert_s
 
     @property
     def prefilling(self) -> bool:
@@ -68,11 +65,7 @@ class RunEngine(Engine):
         self._grown = tick
         self.busy = True
         self._steps, self._from = 1, now
-        # Most steps are of this kind, so the profile's formula for them stands here again.
-        step_s = self._fixed_s + self._per_seq_s * count + self._per_kv_s * self._kv_tokens
-        if self._expert_s:
-            step_s = self.profile.step_s(0, count, self._kv_tokens)
-        self._step_s = step_s = step_s * self.slow / self.speed
+        self._step_s = step_s = self._duration(0, count, 0)
         return self._lengthen(now + step_s)
 
     def _begin_general(self, now: float) -> float | None:
@@ -86,7 +79,11 @@ class RunEngine(Engine):
 
     def _lengthen(self, end: float) -> float:
         """Makes a pure decode step, which began just now and ends at ``end``, as long a run as it can be."""
-        steps = min(self._finish_due, default=0) - self._tick
+        next_tick = 0
+        for tick in self._finish_due:
+            if not next_tick or tick < next_tick:
+                next_tick = tick
+        steps = next_tick - self._tick
         if self._alloc_due:
             steps = min(steps, min(self._alloc_due) - self._tick)
         count = len(self.decoding)
@@ -146,8 +143,7 @@ class RunEngine(Engine):
         for request, chunk in self._plan:
             tokens += chunk
             pairs += chunk * (request.computed + (chunk >> 1))
-        step_s = self.profile.step_s(tokens, len(self.decoding), self._kv_tokens, pairs)
-        self._step_s = step_s * self.slow / self.speed
+        self._step_s = self._duration(tokens, len(self.decoding), pairs)
 
     def join(self, now: float) -> float:
         """Something was submitted during a run: when the next change is.

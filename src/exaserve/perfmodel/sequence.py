@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from enum import Enum
-from typing import Any, NamedTuple
+from typing import Any, Final
 
 __all__ = ["FinishReason", "Request", "State", "StepResult"]
 
@@ -16,6 +16,9 @@ class State(Enum):
     DECODE = "decode"
     FINISHED = "finished"
     ABORTED = "aborted"
+
+
+_NEW: Final = State.NEW
 
 
 class FinishReason(Enum):
@@ -75,7 +78,7 @@ class Request:
         self.reason = reason
         self.hashes = hashes
         self.tag = tag
-        self.state = State.NEW
+        self.state = _NEW
         self.submitted_at = self.scheduled_at = self.first_token_at = self.finished_at = -1.0
         self.cached_tokens = 0
         """Prompt tokens found in the prefix cache at first admission."""
@@ -96,7 +99,7 @@ class Request:
         """First tick at which a decoding sequence takes a block that it can share with nobody; -1 for others."""
 
 
-class StepResult(NamedTuple):
+class StepResult:
     """What a step brought. Each request in ``Engine.decoding`` and in ``finished`` has one more token than before.
 
     Attributes:
@@ -106,7 +109,10 @@ class StepResult(NamedTuple):
         prefilled: prompt tokens computed.
     """
 
-    first: list[Request]
-    finished: list[Request]
-    decoded: int
-    prefilled: int
+    __slots__ = ("decoded", "finished", "first", "prefilled")
+
+    def __init__(self, first: list[Request], finished: list[Request], decoded: int, prefilled: int) -> None:
+        self.first = first
+        self.finished = finished
+        self.decoded = decoded
+        self.prefilled = prefilled

@@ -344,7 +344,7 @@ class Scheduler:
             choice = self._policy.pick(pool, facts, now, exclude)
         if choice is None:
             return self._refusal(pool, exclude)
-        state, cost_s, cached = choice
+        state, cost_s, cached = choice.state, choice.cost_s, choice.cached_tokens
         tokens = max(facts.prompt_tokens - cached, 1)
         placement = Placement(
             state,

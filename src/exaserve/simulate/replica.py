@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from enum import Enum
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from exaserve.domain.replica import ReplicaId, Report
 from exaserve.perfmodel.engine import Request, State
@@ -27,6 +27,12 @@ class Mode(Enum):
     """Cut off from the network: new connections time out, open ones are silent."""
     FROZEN = "frozen"
     """Connections are taken, nothing is answered."""
+
+
+_UP: Final = Mode.UP
+_DOWN: Final = Mode.DOWN
+_LOST: Final = Mode.LOST
+_FROZEN: Final = Mode.FROZEN
 
 
 class Job(Request):
@@ -81,7 +87,7 @@ class SimReplica:
         self.unit = unit
         self.spec = unit.spec
         self.profile = unit.profile
-        self.mode = Mode.UP
+        self.mode = _UP
         self.slow = 1.0
         self.error_share = 0.0
         self.draining = False
@@ -105,10 +111,10 @@ class SimReplica:
     def submit(self, now: float, job: Job, _: Any = None) -> None:
         """A request arrives."""
         mode = self.mode
-        if mode is Mode.DOWN:
+        if mode is _DOWN:
             job.on_lost(now, "connect")
             return
-        if mode is Mode.LOST:
+        if mode is _LOST:
             self.world.at(now + CONNECT_S, _timed_out, job)
             return
         if self.error_share and self.world.rng.random() < self.error_share:
@@ -120,7 +126,7 @@ class SimReplica:
         except ValueError:
             job.on_refused(now)
             return
-        if mode is Mode.FROZEN:
+        if mode is _FROZEN:
             self._count(now)
         elif engine.busy:
             self.waiting_seen += 1
@@ -143,7 +149,7 @@ class SimReplica:
         if engine.busy:
             engine.cut_run(now)
         engine.abort(job, now)
-        if engine.busy and self.mode is Mode.UP:
+        if engine.busy and self.mode is _UP:
             self._step_ends(engine.replan(now))
         self._count(now)
 
@@ -160,7 +166,7 @@ class SimReplica:
         if token != self.token:
             return
         engine = self.engine
-        first, finished, _, _ = engine.end_step(now)
+        result = engine.end_step(now)
         end = engine.begin_run(now)
         if end is not None:
             self.token = token = token + 1
@@ -170,10 +176,12 @@ class SimReplica:
         waiting = len(engine.waiting)
         if waiting != self.waiting_seen or not engine.running:
             self._count(now)
-        for job in first:
-            job.on_first(now)  # type: ignore[attr-defined]  # a Job
-        for job in finished:
-            job.on_done(now)  # type: ignore[attr-defined]  # a Job
+        for job in result.first:
+            assert isinstance(job, Job)
+            job.on_first(now)
+        for job in result.finished:
+            assert isinstance(job, Job)
+            job.on_done(now)
 
     def _count(self, now: float) -> None:
         """Tells the world how many wait here, and whether there is nothing to do."""
@@ -186,12 +194,12 @@ class SimReplica:
 
     def silent_since(self) -> float | None:
         """Since when it has given no sign of life on open connections, None while it works."""
-        return self.frozen_at if self.mode in (Mode.FROZEN, Mode.LOST) else None
+        return self.frozen_at if self.mode in (_FROZEN, _LOST) else None
 
     # -- what can happen to it --------------------------------------------------------------------------------------
     def set_usable(self, now: float) -> None:
         """Takes note of a change of ``mode`` or ``draining``."""
-        usable = self.mode is Mode.UP and not self.draining
+        usable = self.mode is _UP and not self.draining
         if usable != self.usable:
             self.usable = usable
             self.world.count(now, 0, 0, 1 if usable else -1)
@@ -200,7 +208,7 @@ class SimReplica:
     def fail(self, now: float) -> None:
         """The process is gone: everything in it is lost."""
         jobs = self.jobs()
-        self.mode = Mode.DOWN
+        self.mode = _DOWN
         self.token += 1
         for job in jobs:
             self.engine.abort(job, now)
@@ -214,13 +222,13 @@ class SimReplica:
             self.fail(now)
         self.engine = self._new_engine()
         self.engine.slow = self.slow
-        self.mode = Mode.UP
+        self.mode = _UP
         self.token += 1
         self.set_usable(now)
 
-    def freeze(self, now: float, mode: Mode = Mode.FROZEN) -> None:
+    def freeze(self, now: float, mode: Mode = _FROZEN) -> None:
         """Stands still (or, ``LOST``, cannot be reached): nothing comes from it any more."""
-        if self.mode is Mode.UP:
+        if self.mode is _UP:
             if self.engine.busy:
                 self.end = self.engine.cut_run(now)
             self.mode = mode
@@ -230,9 +238,9 @@ class SimReplica:
 
     def thaw(self, now: float) -> None:
         """Goes on where it stood."""
-        if self.mode is not Mode.FROZEN:
+        if self.mode is not _FROZEN:
             return
-        self.mode = Mode.UP
+        self.mode = _UP
         if self.engine.busy:
             self.engine.delay(now - self.frozen_at)
             self._step_ends(self.end + now - self.frozen_at)
@@ -245,7 +253,7 @@ class SimReplica:
     def set_slow(self, now: float, factor: float) -> None:
         """Steps take ``factor`` times as long from the next one on."""
         self.slow = factor
-        if self.engine.busy and self.mode is Mode.UP:
+        if self.engine.busy and self.mode is _UP:
             self._step_ends(self.engine.cut_run(now))
         self.engine.slow = factor
 
@@ -256,7 +264,7 @@ class SimReplica:
         Args:
             ages: whether the mean age of the cache's contents is wanted, which costs a pass over the batch.
         """
-        if self.mode is not Mode.UP:
+        if self.mode is not _UP:
             return None
         engine = self.engine
         engine.advance(now)

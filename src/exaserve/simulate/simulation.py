@@ -84,8 +84,7 @@ class Simulation:
             rows = zip(*(column[part].tolist() for column in columns), strict=True)
             sessions = self._sessions(part)
             for index, (at, prompt, output) in enumerate(rows, start):
-                heap = world.heap
-                if heap[0][0] <= at:
+                if world.due <= at:
                     run_until(at)
                 gateway = gateways[index % count]
                 world.open += 1

@@ -1,4 +1,7 @@
-"""The event loop: a heap of ``(instant, order, function, a, b)`` in virtual time, and what all parts share.
+"""The event loop: a calendar of ``(instant, order, function, a, b)`` in virtual time, and what all parts share.
+
+Events stand in days of a fraction of a millisecond; a day is sorted when it comes, and only the days' numbers are in a
+heap. With thousands of replicas that is several times cheaper than one heap of all events.
 
 Same seed, same result, to the byte: ties are broken by the order in which events were made, every random stream has a
 seed of its own, and nothing reads a clock.
@@ -7,9 +10,11 @@ seed of its own, and nothing reads a clock.
 from __future__ import annotations
 
 import heapq
+import math
+from bisect import insort
 from collections.abc import Callable
 from random import Random
-from typing import Any
+from typing import Any, Final
 
 from exaserve.config import Cluster
 from exaserve.domain.replica import ReplicaId
@@ -19,6 +24,9 @@ from exaserve.simulate.settings import SimSettings
 __all__ = ["World"]
 
 Action = Callable[[float, Any, Any], None]
+Event = tuple[float, int, Action, Any, Any]
+
+_DAYS_PER_S: Final = 4096.0
 
 
 class World:
@@ -26,6 +34,7 @@ class World:
 
     Attributes:
         now: instant of the event under way.
+        due: instant of the next event, infinite while there is none.
         open: requests that have not ended.
         waiting: requests that no engine computes yet: in engines' queues and in admission queues.
         idle: replicas that are up, take requests and have nothing to do.
@@ -39,9 +48,16 @@ class World:
         self.rng = Random(f"{settings.seed}/world")
         self.replicas: dict[ReplicaId, Any] = {}
         self.gateways: list[Any] = []
-        self.heap: list[tuple[float, int, Action, Any, Any]] = []
         self.events_total = 0
         self.now = 0.0
+        self.due = math.inf
+        self._days: dict[int, list[Event]] = {}
+        self._order_of_days: list[int] = []
+        """Heap of the keys of ``_days``."""
+        self._day = -1
+        """The day under way: its events from ``_at`` on are to come, in order."""
+        self._today: list[Event] = []
+        self._at = 0
         self.open = 0
         self.waiting = self.idle = self.up = 0
         self.waited_s = self.idle_while_waiting_s = self.up_while_waiting_s = 0.0
@@ -52,14 +68,44 @@ class World:
     def at(self, instant: float, action: Action, a: Any = None, b: Any = None) -> None:
         """Calls ``action(instant, a, b)`` when it is due."""
         self._order += 1
-        heapq.heappush(self.heap, (instant, self._order, action, a, b))
+        event = (instant, self._order, action, a, b)
+        day = int(instant * _DAYS_PER_S)
+        if day <= self._day:
+            insort(self._today, event, self._at)
+        else:
+            events = self._days.get(day)
+            if events is None:
+                self._days[day] = [event]
+                heapq.heappush(self._order_of_days, day)
+            else:
+                events.append(event)
+        if instant < self.due:  # noqa: PLR1730  # min() is a call
+            self.due = instant
+
+    def _next(self) -> Event:
+        """Takes out the next event; call only while one is due."""
+        today = self._today
+        at = self._at
+        if at >= len(today):
+            self._day = heapq.heappop(self._order_of_days)
+            today = self._today = self._days.pop(self._day)
+            today.sort()
+            at = 0
+        event = today[at]
+        self._at = at = at + 1
+        if at < len(today):
+            self.due = today[at][0]
+        elif self._order_of_days:
+            self.due = min(self._days[self._order_of_days[0]])[0]
+        else:
+            self.due = math.inf
+        return event
 
     def run_until(self, instant: float) -> None:
         """Does what is due up to ``instant``."""
-        heap, pop = self.heap, heapq.heappop
         count = 0
-        while heap and heap[0][0] <= instant:
-            now, _, action, a, b = pop(heap)
+        while self.due <= instant:
+            now, _, action, a, b = self._next()
             count += 1
             self.now = now
             action(now, a, b)
@@ -67,9 +113,8 @@ class World:
 
     def run_out(self, end: float) -> None:
         """Does what is due until no request is open, at the latest until ``end``."""
-        heap, pop = self.heap, heapq.heappop
-        while self.open and heap and heap[0][0] <= end:
-            now, _, action, a, b = pop(heap)
+        while self.open and self.due <= end:
+            now, _, action, a, b = self._next()
             self.events_total += 1
             self.now = now
             action(now, a, b)

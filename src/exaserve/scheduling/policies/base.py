@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from random import Random
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 from exaserve.domain.replica import ReplicaId
 from exaserve.domain.request import RequestFacts
@@ -19,12 +19,15 @@ from exaserve.scheduling.prefix import PrefixIndex
 __all__ = ["Choice", "Policy", "PolicyContext", "PolicyFactory", "allowed", "drawn"]
 
 
-class Choice(NamedTuple):
+class Choice:
     """The replica, what the policy thinks it costs (seconds, 0 where it prices nothing), prompt tokens cached there."""
 
-    state: ReplicaState
-    cost_s: float
-    cached_tokens: int
+    __slots__ = ("cached_tokens", "cost_s", "state")
+
+    def __init__(self, state: ReplicaState, cost_s: float, cached_tokens: int) -> None:
+        self.state = state
+        self.cost_s = cost_s
+        self.cached_tokens = cached_tokens
 
 
 @dataclass(slots=True)
