@@ -12,6 +12,7 @@ from exaserve.agent.host import EngineHost
 from exaserve.agent.lifecycle import State
 from exaserve.agent.meters import Meters
 from exaserve.agent.plan import UnitPlan
+from exaserve.agent.reloading import Reloader
 from exaserve.agent.sampler import Sample
 from exaserve.agent.unit import Unit
 from exaserve.agent.uplink import Uplink
@@ -65,11 +66,15 @@ class NodeAgent:
         self._clock = clock
         self._rng = rng or Random()
         self._meters = meters
-        self.units = {
-            plan.spec.id: Unit(plan, settings, host, log, self._rng, self._unit_changed, clock, engine_api_key)
-            for plan in plans
-        }
-        self._index = {replica: index for index, replica in enumerate(self.units)}
+        self._host = host
+        self._engine_api_key = engine_api_key
+        self.units: dict[ReplicaId, Unit] = {}
+        self._index: dict[ReplicaId, int] = {}
+        """Each replica's place in batches: stays its own while it is known, then is another's."""
+        self._places = 0
+        for plan in plans:
+            self._add(plan)
+        self._reloader = Reloader(node, self, log)
         self.uplinks = [
             Uplink(self, address, port, token=token, tls=tls, log=log, rng=self._rng, clock=clock)
             for address, port in gateways
@@ -102,6 +107,7 @@ class NodeAgent:
     async def stop(self, drain_s: float | None = None) -> None:
         """Drains and stops every engine, tells the gateways, ends. No process is left."""
         drain_s = self.settings.drain_s if drain_s is None else drain_s
+        await self._reloader.close()
         try:
             await asyncio.gather(*(unit.close(drain_s) for unit in self.units.values()))
         finally:
@@ -119,6 +125,53 @@ class NodeAgent:
     def ready(self) -> int:
         """Replicas that may take requests."""
         return sum(unit.ready for unit in self.units.values())
+
+    # ---- plans --------------------------------------------------------------------------------------------------
+    def reload(self, plans: Sequence[UnitPlan]) -> None:
+        """Takes a new plan for this node; returns at once, :mod:`exaserve.agent.reloading` carries it out."""
+        self._reloader.ask(plans)
+
+    @property
+    def reloading(self) -> bool:
+        return self._reloader.busy
+
+    def put(self, plan: UnitPlan) -> Unit:
+        """Begins a unit, in the place of an ended one of the same name where there is one."""
+        unit = self._add(plan)
+        unit.start()
+        return unit
+
+    async def end(self, replica: ReplicaId) -> None:
+        """Drains and ends it; it stays known."""
+        await self.units[replica].close(self.settings.drain_s)
+
+    def forget(self, replica: ReplicaId) -> None:
+        """Tells every gateway that an ended one is gone."""
+        del self.units[replica], self._index[replica]
+        self._changed.discard(replica)
+        self.watching.forget(replica)
+        gone = encode(Picture(full=False, replicas=(), gone=(replica,)))
+        for uplink in self.uplinks:
+            uplink.tell(gone)
+
+    def _add(self, plan: UnitPlan) -> Unit:
+        replica = plan.spec.id
+        unit = Unit(
+            plan,
+            self.settings,
+            self._host,
+            self.log,
+            self._rng,
+            self._unit_changed,
+            self._clock,
+            self._engine_api_key,
+        )
+        if replica not in self._index:
+            taken = set(self._index.values())
+            self._index[replica] = next(place for place in range(len(taken) + 1) if place not in taken)
+            self._places = max(self._places, self._index[replica] + 1)
+        self.units[replica] = unit
+        return unit
 
     # ---- states -------------------------------------------------------------------------------------------------
     def _unit_changed(self, unit: Unit) -> None:
@@ -234,7 +287,7 @@ class NodeAgent:
             else:
                 self._sent[replica] = report
                 changed.append(pack_record(self._index[replica], report, age_ms))
-        count = len(self.units)
+        count = self._places
         for uplink in self.uplinks:
             uplink.push(lambda seq: encode_batch(seq, count, changed, same, same_age_ms))
 
@@ -244,7 +297,7 @@ class NodeAgent:
             pack_record(self._index[replica], report, (now - report.taken_at) * 1e3)
             for replica, report in self._records.items()
         ]
-        return encode_batch(seq, len(self.units), records, (), 0.0)
+        return encode_batch(seq, self._places, records, (), 0.0)
 
     # ---- verbs --------------------------------------------------------------------------------------------------
     async def obey(self, verb: Verb) -> Result:

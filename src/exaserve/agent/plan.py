@@ -44,6 +44,7 @@ class UnitPlan:
         argv / env: of the engine, beside our own environment. No argv: the engine lives in this process (null).
         stages: processes that start before it, in order.
         ports: what is held before the start.
+        side_port: first of the ten that its engine may use besides, 0 for none.
         devices: accelerators by number, in PCI order.
         binding: CPUs and memory nodes.
         files: written before the start, by path.
@@ -58,6 +59,7 @@ class UnitPlan:
     env: Mapping[str, str] = field(default_factory=dict)
     stages: tuple[StagePlan, ...] = ()
     ports: tuple[int, ...] = ()
+    side_port: int = 0
     devices: tuple[int, ...] = ()
     binding: Binding = field(default_factory=Binding)
     files: Mapping[str, str] = field(default_factory=dict)
@@ -140,6 +142,7 @@ def _unit(
         env=env,
         stages=stages,
         ports=(port, *(stage.port for stage in stages)),
+        side_port=side,
         devices=devices,
         binding=bind(machine, devices, index, total),
         files=start.files,

@@ -114,6 +114,8 @@ class Unit:
 
     def ask(self, verb: str, drain_s: float | None = None) -> str:
         """A life-cycle verb; returns what will be done about it. ValueError for an unknown one."""
+        if self._closing:
+            return f"{self.spec.id}: ends for good, nothing else is done"
         if drain_s is not None and drain_s >= 0.0:
             self._drain_s = drain_s
         else:
@@ -143,6 +145,14 @@ class Unit:
         self._event.set()
         if self._fetcher is not None and self._fetcher.busy and self._over():
             self._fetcher.close()
+
+    def describe(self, plan: UnitPlan) -> None:
+        """Another description of the same process: what gateways are told of it."""
+        found, planned = self.spec, self.plan.spec
+        self.plan = plan
+        models = found.models if plan.spec.models == planned.models else plan.spec.models
+        self.spec = replace(plan.spec, models=models, max_model_len=plan.spec.max_model_len or found.max_model_len)
+        self._on_change(self)
 
     def hurry(self) -> None:
         """No draining any more."""

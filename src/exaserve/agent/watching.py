@@ -59,6 +59,11 @@ class Watching:
             if watched.creep.due(now):
                 meters.want_memory(replica, engine.pids())
 
+    def forget(self, replica: ReplicaId) -> None:
+        """It is no unit of this node any more."""
+        self._watched.pop(replica, None)
+        self.findings.pop(replica, None)
+
     def _tell(self, replica: ReplicaId, finding: Finding | None) -> None:
         if finding is None:
             return

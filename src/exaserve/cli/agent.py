@@ -7,18 +7,20 @@ import contextlib
 import signal
 import socket
 import sys
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 import typer
 
-from exaserve.config import Cluster, NodeEntry, Pool, is_loopback, load_cluster, read_environment, read_secret
+from exaserve.config import Cluster, NodeEntry, Pool, diff, is_loopback, load_cluster, read_environment, read_secret
 from exaserve.config import split_address as split
 from exaserve.domain.errors import ConfigError
 
 if TYPE_CHECKING:
     from exaserve.agent.node import NodeAgent
+    from exaserve.agent.plan import UnitPlan
     from exaserve.observe import EventLog
 
 __all__ = ["agent"]
@@ -58,29 +60,35 @@ def agent(
     exaserve agent --config cluster.yaml --node node3
 
     SIGTERM or Ctrl-C drains the engines and stops them (a second one does not wait); nothing of them is left behind,
-    however this process ends.
+    however this process ends. On SIGHUP --config is read again: replicas of this node come, go and change.
     """
     if config is None and model is None and (named := read_environment().config):
         config = Path(named)
-    if config is not None:
-        cluster = load_cluster(config)
-    elif model is not None:
-        cluster = _from_flags(model, engine, replicas, tp, node, address, base_port)
-    else:
+    flags = {
+        "gateways": tuple(gateway) if gateway else None,
+        "token_file": None if token_file is None else str(token_file),
+        "state_dir": None if state_dir is None else str(state_dir),
+    }
+    key_file = None if engine_api_key_file is None else str(engine_api_key_file)
+
+    def load() -> Cluster:
+        if config is not None:
+            return _with_flags(load_cluster(config), flags, key_file)
+        if model is not None:
+            return _with_flags(_from_flags(model, engine, replicas, tp, node, address, base_port), flags, key_file)
         raise ConfigError("give a cluster file by --config, or --model", param="--config")
-    changes: dict[str, Any] = {}
-    if gateway:
-        changes["gateways"] = tuple(gateway)
-    if token_file is not None:
-        changes["token_file"] = str(token_file)
-    if state_dir is not None:
-        changes["state_dir"] = str(state_dir)
-    cluster = msgspec.structs.replace(cluster, agents=msgspec.structs.replace(cluster.agents, **changes))
-    if engine_api_key_file is not None:
-        gateway_settings = msgspec.structs.replace(cluster.gateway, engine_api_key_file=str(engine_api_key_file))
-        cluster = msgspec.structs.replace(cluster, gateway=gateway_settings)
+
+    cluster = load()
     nodes = cluster.nodes if all_nodes else (_this_node(cluster, node),)
-    _run(cluster, nodes, log_level)
+    _run(cluster, nodes, load if config is not None else None, log_level)
+
+
+def _with_flags(cluster: Cluster, flags: dict[str, Any], key_file: str | None) -> Cluster:
+    given = {name: value for name, value in flags.items() if value is not None}
+    gateway = cluster.gateway
+    if key_file is not None:
+        gateway = msgspec.structs.replace(gateway, engine_api_key_file=key_file)
+    return msgspec.structs.replace(cluster, agents=msgspec.structs.replace(cluster.agents, **given), gateway=gateway)
 
 
 def _from_flags(
@@ -144,7 +152,7 @@ def _gateways(cluster: Cluster, token: str | None) -> list[tuple[str, int]]:
     return found
 
 
-def _run(cluster: Cluster, nodes: tuple[NodeEntry, ...], log_level: str) -> None:
+def _run(cluster: Cluster, nodes: tuple[NodeEntry, ...], load: Callable[[], Cluster] | None, log_level: str) -> None:
     import uvloop
 
     from exaserve.observe import EventLog, LineSink
@@ -154,12 +162,14 @@ def _run(cluster: Cluster, nodes: tuple[NodeEntry, ...], log_level: str) -> None
         raise ConfigError(f"--log-level: {log_level!r} is none of {', '.join(LEVELS)}", param="--log-level")
     sink = LineSink(sys.stderr)
     try:
-        uvloop.run(_serve(cluster, nodes, EventLog(sink, level=log_level)))
+        uvloop.run(_serve(cluster, nodes, EventLog(sink, level=log_level), load))
     finally:
         sink.close()
 
 
-async def _serve(cluster: Cluster, nodes: tuple[NodeEntry, ...], log: EventLog) -> None:
+async def _serve(
+    cluster: Cluster, nodes: tuple[NodeEntry, ...], log: EventLog, load: Callable[[], Cluster] | None
+) -> None:
     from exaserve.cli.machine import raise_file_limit
 
     raise_file_limit()
@@ -172,6 +182,19 @@ async def _serve(cluster: Cluster, nodes: tuple[NodeEntry, ...], log: EventLog) 
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, on_stop)
     agents, meters = build(cluster, nodes, log)
+    in_use = cluster
+
+    def on_reload() -> None:
+        nonlocal in_use
+        if load is None:
+            log.warning("reload_ignored", why="started without a cluster file")
+            return
+        try:
+            in_use = _reload(in_use, load(), agents, log)
+        except ConfigError as error:
+            log.error("reload_failed", error=error.message, kept="the configuration in use")
+
+    loop.add_signal_handler(signal.SIGHUP, on_reload)
     meters.start()
     for each in agents:
         each.start()
@@ -183,6 +206,33 @@ async def _serve(cluster: Cluster, nodes: tuple[NodeEntry, ...], log: EventLog) 
         await _stop(agents, force, log)
         await meters.stop()
         log.info("stopped")
+
+
+def _reload(old: Cluster, new: Cluster, agents: list[NodeAgent], log: EventLog) -> Cluster:
+    """Gives the agents their new plans. ConfigError, before anything is changed, where one of them has none."""
+    from exaserve.agent.plan import node_of
+
+    restart = [each for each in diff(old, new) if each.startswith(("agents.", "gateway.engine_api_key_file"))]
+    new = msgspec.structs.replace(new, agents=old.agents, gateway=old.gateway)
+    plans = _plans(new, [node_of(new, each.node) for each in agents])
+    if restart:
+        log.warning("reload_needs_restart", settings=", ".join(each.split(":")[0] for each in restart))
+    for each in agents:
+        each.reload(plans[each.node])
+    log.info("reloaded", nodes=len(agents), replicas=sum(map(len, plans.values())))
+    return new
+
+
+def _plans(cluster: Cluster, nodes: Iterable[NodeEntry]) -> dict[str, tuple[UnitPlan, ...]]:
+    """What each of these nodes has to run, by the node's name."""
+    from exaserve.agent.machine import allowed_cpus, read_machine
+    from exaserve.agent.plan import plan_node
+    from exaserve.cli.commands import emulated_argv
+    from exaserve.config import state_folder
+
+    machine = read_machine(allowed=allowed_cpus())
+    folder = Path(cluster.agents.state_dir) if cluster.agents.state_dir else state_folder()
+    return {node.name: plan_node(cluster, node, machine, folder / node.name, emulated_argv) for node in nodes}
 
 
 async def _stop(agents: list[NodeAgent], force: asyncio.Event, log: EventLog) -> None:
@@ -203,13 +253,9 @@ def build(cluster: Cluster, nodes: tuple[NodeEntry, ...], log: EventLog) -> tupl
     import time
 
     from exaserve.agent.host import ProcessHost
-    from exaserve.agent.machine import allowed_cpus, read_machine
     from exaserve.agent.meters import Meters
     from exaserve.agent.node import NodeAgent
-    from exaserve.agent.plan import plan_node
-    from exaserve.cli.commands import emulated_argv
     from exaserve.cli.null_host import MixedHost, NullHost
-    from exaserve.config import state_folder
     from exaserve.wire.tls import mutual_tls
 
     settings = cluster.agents
@@ -218,14 +264,13 @@ def build(cluster: Cluster, nodes: tuple[NodeEntry, ...], log: EventLog) -> tupl
     key = read_secret(file, "gateway.engine_api_key_file", characters_min=1) if file else ""
     gateways = _gateways(cluster, token)
     tls = mutual_tls("client", settings.tls_cert, settings.tls_key, settings.tls_ca)
-    machine = read_machine(allowed=allowed_cpus())
-    folder = Path(settings.state_dir) if settings.state_dir else state_folder()
+    plans = _plans(cluster, nodes)
     host = MixedHost(ProcessHost(settings.stop_s, settings.log_bytes_max), NullHost())
     meters = Meters(time.monotonic)
     agents = [
         NodeAgent(
             node.name,
-            plan_node(cluster, node, machine, folder / node.name, emulated_argv),
+            plans[node.name],
             gateways,
             settings,
             host,

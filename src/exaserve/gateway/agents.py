@@ -128,6 +128,14 @@ class AgentServer:
             self.telemetry.hold(spec.id)
             self.health.told(spec.id, "waiting for its node's agent", now, ready=False)
 
+    def adopt(self, replica: ReplicaId) -> bool:
+        """The cluster file names it from now on too; whether an agent had announced it before."""
+        row = self.rows.get(replica)
+        if row is None or not row.announced:
+            return False
+        row.announced = False
+        return True
+
     # ---- verbs --------------------------------------------------------------------------------------------------
     async def ask(
         self, node: str, verb: VerbName, replica: str = "", *, lines_max: int = 100, drain_s: float = -1.0
@@ -255,6 +263,7 @@ class AgentServer:
         if row is None:
             row = self.rows[replica] = Row(replica, connection.node, announced=known is None)
         if known is None:
+            row.announced = True
             self.log.info("replica_joined", source="agent", replica=replica, url=spec.url, node=connection.node)
             self.members.joined(spec)
         elif spec != known.spec:

@@ -237,6 +237,9 @@ class Gateway:
             self._remove(replica)
         for replica, spec in after.items():
             if replica not in before:
+                if self.agents is not None and self.agents.adopt(replica):
+                    self._change(self.scheduler.states()[replica].spec, spec)
+                    continue
                 if self.registries is not None:
                     self.registries.give_up(replica, "the cluster file")
                 self._add(spec)
