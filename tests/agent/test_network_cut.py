@@ -98,7 +98,7 @@ async def test_a_node_that_is_cut_off_is_out_within_two_seconds_and_back_within_
         await asyncio.sleep(2.5)
         ip("link", "set", link, "up")
         back_s = await until(lambda: "far/r0" in eligible(), 8)
-        assert back_s < 2.5, "two seconds, and some for a loaded machine"
+        assert back_s < 2.0
         assert gateway.health.view(ReplicaId("far/r0")).state == "ramping"
         assert gateway.scheduler.states()[ReplicaId("far/r0")].ramp < 0.6
     finally:
