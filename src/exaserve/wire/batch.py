@@ -14,6 +14,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from exaserve.domain.replica import ReplicaId, Report
 from exaserve.wire.link import WireError
@@ -22,25 +23,27 @@ __all__ = ["NO_CHANGE", "RECORD", "SIGNALS", "Batch", "decode_batch", "encode_ba
 
 REPLICAS_MAX = 4096
 _HEAD = struct.Struct("<IHHf")
-RECORD = struct.Struct("<HHfHHfIfffddddd")
+RECORD = struct.Struct("<HHfHHfIdddddfff")
 """index, known, age_ms, then the figures of :data:`SIGNALS` in order."""
 SIGNALS = (
     "running",
     "waiting",
     "kv_use",
     "kv_tokens_max",
-    "free_mem_gb",
-    "kv_age_ms",
-    "net_mb_s",
     "preemptions_total",
     "prefix_hits_total",
     "prefix_queries_total",
     "prompt_tokens_total",
     "generation_tokens_total",
+    "free_mem_gb",
+    "kv_age_ms",
+    "net_mb_s",
 )
-"""Bit k of ``known`` says that figure k is known; the next two are: whether ``asleep`` is known, and its value."""
+"""In the order of :class:`~exaserve.domain.replica.Report`'s fields. Bit k of ``known`` says that figure k is known;
+the next two are: whether ``asleep`` is known, and its value."""
 _ASLEEP_KNOWN = 1 << len(SIGNALS)
 _ASLEEP = 1 << (len(SIGNALS) + 1)
+_ALL = (1 << len(SIGNALS)) - 1
 _COUNT_MAX = (1 << 16) - 1
 NO_CHANGE = b""
 """In place of a record: the replica was sampled, and nothing is different."""
@@ -87,9 +90,7 @@ def pack_record(index: int, report: Report, age_ms: float) -> bytes:
         min(int(waiting), _COUNT_MAX),
         kv_use,
         min(int(kv_max), 0xFFFFFFFF),
-        *rest[:3],
-        rest[3],
-        *rest[4:],
+        *rest,
     )
 
 
@@ -124,13 +125,11 @@ def decode_batch(payload: bytes) -> Batch:
 def report_of(record: Record, replica: ReplicaId, seq: int, taken_at: float) -> Report:
     """The report that a record stands for, dated on the receiver's clock."""
     known = record[1]
-    if known & 0xFFF == 0xFFF:
-        _, _, _, run, wait, use, kv_max, free, age, net, pre, hits, queries, prompt, made = record
-    else:
-        run, wait, use, kv_max, free, age, net, pre, hits, queries, prompt, made = (  # type: ignore[assignment]
-            value if known >> bit & 1 else None for bit, value in enumerate(record[3:])
-        )
     asleep = bool(known & _ASLEEP) if known & _ASLEEP_KNOWN else None
+    if known & _ALL == _ALL:
+        return Report(replica, seq, taken_at, *record[3:], asleep)
+    figures: list[Any] = [value if known >> bit & 1 else None for bit, value in enumerate(record[3:])]
+    run, wait, use, kv_max, pre, hits, queries, prompt, made, free, age, net = figures
     return Report(
         replica, seq, taken_at, run, wait, use, kv_max, pre, hits, queries, prompt, made, free, age, net, asleep
     )

@@ -31,7 +31,7 @@ from exaserve.domain.errors import ExaServeError
 __all__ = ["FRAME_BYTES_MAX", "Hello", "Kind", "Link", "Role", "WireError"]
 
 Role = Literal["agent", "gateway"]
-VERSION = 1
+VERSION = 2
 FRAME_BYTES_MAX = 8 * 1024 * 1024
 """A picture of 1,024 replicas is about 300 kB, the last lines of a log at most 1 MB."""
 HELLO_BYTES_MAX = 4096
