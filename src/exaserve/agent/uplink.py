@@ -19,8 +19,8 @@ from exaserve.wire import Kind, Link, Result, Verb, WireError, decode, encode
 __all__ = ["Source", "Uplink"]
 
 _BACKOFF_MIN_S, _BACKOFF_MAX_S = 0.05, 0.3
-"""A gateway that is back should have every node's picture within two seconds: a try that has just begun, its pause of at
-most 1.5 times this, and a handshake. And 256 agents must not come at once."""
+"""A gateway that is back should have every node's picture within two seconds: a try that has just begun, its pause of
+at most 1.5 times this, and a handshake. And 256 agents must not come at once."""
 _CONNECT_S, _CONNECT_FIRST_S = 1.0, 10.0
 """A try that a returned link may answer at once, and the first, when this machine starts its engines and is busy."""
 _HANDSHAKE_S = 2.0
