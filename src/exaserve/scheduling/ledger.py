@@ -446,7 +446,9 @@ class ReplicaState:
         if self.waiting_reported >= 0:
             # Nobody can be waiting but our own without a first token, and what others had waiting.
             depth = self.waiting_reported + self.placed_since - self.progressed_since
-            depth = max(0, min(depth, own + self.foreign_waiting))
+            most = own + self.foreign_waiting
+            depth = most if depth > most else depth  # noqa: FURB136  # min() and max() are calls
+            depth = 0 if depth < 0 else depth  # noqa: FURB136
         self.depth = depth
         # What waits has taken no KV yet, so the ledger may know of more than the report.
         kv = self.kv_reported + self.kv_delta if self.kv_delta else self.kv_reported
