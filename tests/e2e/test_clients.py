@@ -15,14 +15,23 @@ import openai
 import pytest
 from tests.e2e.harness import MODEL, GatewayProcess, emulator
 
+from exaserve.emulator.process import EmulatorProcess
+
 pytestmark = pytest.mark.xdist_group("e2e-clients")
 
 ASK: Any = [{"role": "user", "content": "Say something."}]
+LONG = {"ignore_eos": True}
 
 
 @pytest.fixture(scope="module")
-def gateway() -> Iterator[GatewayProcess]:
-    with emulator() as engines, GatewayProcess(engines.urls) as process:
+def engines() -> Iterator[EmulatorProcess]:
+    with emulator() as started:
+        yield started
+
+
+@pytest.fixture(scope="module")
+def gateway(engines: EmulatorProcess) -> Iterator[GatewayProcess]:
+    with GatewayProcess(engines.urls) as process:
         yield process.ready()
 
 
@@ -113,6 +122,25 @@ def test_anthropic(gateway):
             assert "".join(stream.text_stream)
         with pytest.raises(anthropic.NotFoundError, match="not served"):
             client.messages.create(model="none", max_tokens=5, messages=ASK)
+
+
+def test_a_stream_that_breaks_raises_in_the_clients(engines, gateway, client):
+    # Whole streams first: they show that this model's streams end with a mark.
+    assert list(client.chat.completions.create(model=MODEL, messages=ASK, max_tokens=2, stream=True))
+    with anthropic.Anthropic(base_url=gateway.url, api_key="none", max_retries=0) as other:
+        assert list(other.messages.create(model=MODEL, max_tokens=2, messages=ASK, stream=True))
+    engines.fault("all", cut_after=3)
+    try:
+        with pytest.raises(openai.APIError, match=r"[Rr]eplica"):
+            list(client.chat.completions.create(model=MODEL, messages=ASK, max_tokens=20, stream=True, extra_body=LONG))
+        with (
+            anthropic.Anthropic(base_url=gateway.url, api_key="none", max_retries=0) as other,
+            pytest.raises(anthropic.APIError, match=r"[Rr]eplica"),
+            other.messages.stream(model=MODEL, max_tokens=20, messages=ASK, extra_body=LONG) as stream,
+        ):
+            list(stream.text_stream)
+    finally:
+        engines.fault("all", clear=True)
 
 
 @pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed")

@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 from tests.gateway.dataplane import body, post
 
 from exaserve.config.settings import ClientLimits
-from exaserve.gateway.parse import IDLE, Request, RequestReader
+from exaserve.domain.errors import ReceivingTooMuch
+from exaserve.gateway.parse import IDLE, Receiving, Request, RequestReader
 
 LIMITS = ClientLimits(header_bytes_max=2048, header_count_max=20, body_bytes_max=10_000)
 
@@ -293,3 +294,26 @@ def check(pieces: list[bytes]) -> None:
     assert reader.failed or not errors
     if errors:
         assert reader.ready[-1] is errors[0]
+
+
+def test_bodies_being_received_are_bounded_over_all_connections() -> None:
+    limits = ClientLimits(receiving_bytes_max=1000)
+    shared = Receiving(limits.receiving_bytes_max)
+    head = b"POST /v1/x HTTP/1.1\r\nHost: a\r\nContent-Length: 700\r\n\r\n"
+    readers = [RequestReader(limits, receiving=shared) for _ in range(3)]
+    for reader, size in zip(readers, (450, 250), strict=False):
+        reader.feed(head)
+        reader.feed(b"x" * size)
+    assert shared.held_bytes == 700
+    readers[2].feed(head)
+    readers[2].feed(b"x" * 350)
+    (refused,) = readers[2].ready
+    assert isinstance(refused.error, ReceivingTooMuch)
+    assert refused.error.retry_after_s == 1
+    assert shared.held_bytes == 700
+    readers[0].feed(b"x" * 50)
+    readers[0].feed(b"x" * 200)  # whole: no longer being received
+    assert [len(request.body) for request in readers[0].ready] == [700]
+    assert shared.held_bytes == 250
+    readers[1].close()  # the client has gone
+    assert shared.held_bytes == 0

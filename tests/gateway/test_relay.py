@@ -372,6 +372,31 @@ def test_a_stream_that_breaks_ends_with_one_error_event(path: str, extra: bytes)
     assert read_answers(client.take())[0].status == 200, "the connection goes on"
 
 
+def test_a_stream_that_ends_without_its_mark_is_a_failure_once_the_mark_is_known() -> None:
+    bench = Bench(4)
+    client = ask(bench, post(body(stream=True)))
+    unmarked = STREAM_HEAD + chunk(EVENTS[0]) + b"0\r\n\r\n"
+    bench.answer(unmarked)
+    assert read_answers(client.take())[0].body == EVENTS[0], "engines that mark no end are believed"
+    client.protocol.data_received(post(body(stream=True)))
+    bench.answer(STREAM_HEAD + chunk(EVENTS[0]) + chunk(b"data: [DONE]\n\n"))
+    bench.answer(b"0\r\n\r\n")
+    assert read_answers(client.take())[0].body.endswith(b"[DONE]\n\n")
+    client.protocol.data_received(post(body(stream=True)))
+    bench.answer(unmarked)
+    (cut,) = read_answers(client.take())
+    assert cut.whole
+    assert cut.body.startswith(EVENTS[0])
+    assert b"before the answer was whole" in cut.body
+    assert b"[DONE]" not in cut.body
+    client.protocol.data_received(post(body(stream=True)))
+    bench.answer(STREAM_HEAD + b"0\r\n\r\n")  # nothing at all: another replica is asked
+    bench.answer(STREAM_HEAD + chunk(EVENTS[0]) + chunk(b"data: [DONE]\n\n") + b"0\r\n\r\n")
+    (retried,) = read_answers(client.take())
+    assert retried.body == EVENTS[0] + b"data: [DONE]\n\n"
+    bench.settled()
+
+
 def test_a_half_sent_body_closes_the_client_connection() -> None:
     bench = Bench(2)
     client = ask(bench)
@@ -788,10 +813,19 @@ def test_own_answers(request_: bytes, status: int) -> None:
     assert answer.whole
     if status >= 400:
         assert {"message", "type", "param", "code"} == set(json.loads(answer.body)["error"])
+        assert answer.headers["x-request-id"]
     if status == 405:
         assert answer.headers["allow"]
     assert not client.closed
     bench.settled()
+
+
+def test_a_refusal_names_the_method_that_the_path_takes_and_the_clients_own_id() -> None:
+    asked = get("/v1/chat/completions", method="PUT").replace(b"\r\n\r\n", b"\r\nx-request-id: mine\r\n\r\n")
+    (answer,) = read_answers(ask(Bench(1), asked).take())
+    assert answer.status == 405
+    assert answer.headers["allow"] == "POST, OPTIONS"
+    assert answer.headers["x-request-id"] == "mine"
 
 
 def test_head_of_own_pages() -> None:

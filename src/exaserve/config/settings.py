@@ -14,6 +14,8 @@ class ClientLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         header_bytes_max: request line and headers together, bytes. 64 KiB holds any real client's cookies and tokens.
         header_count_max: header lines in one request.
         body_bytes_max: request body, bytes. 64 MiB holds several images in base64 and an hour of compressed audio.
+        receiving_bytes_max: request bodies that are being received, all connections together, bytes; above it whoever
+            sends more is answered 503. Bounds memory where many clients upload slowly.
         pipeline_max: requests read ahead of the one being answered on one connection; reading pauses above it.
         connections_max: open client connections; above it new ones are closed at once.
         buffer_high_bytes: bytes waiting for a slow reader before the upstream is paused; resumed at a quarter of it.
@@ -22,6 +24,7 @@ class ClientLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     header_bytes_max: int = 65_536
     header_count_max: int = 128
     body_bytes_max: int = 64 * 1024 * 1024
+    receiving_bytes_max: int = 1024 * 1024 * 1024
     pipeline_max: int = 16
     connections_max: int = 16_384
     buffer_high_bytes: int = 262_144

@@ -18,6 +18,7 @@
     │   ├── QueueFull                 gateway    429     no
     │   ├── QueueTimeout              gateway    503     no
     │   ├── NoReplicaReady            gateway    503     no
+    │   ├── ReceivingTooMuch          gateway    503     no      (connection closes)
     │   └── ShuttingDown              gateway    503     no
     └── ReplicaError                  replica    502     yes
         ├── ConnectFailed             replica    502     yes
@@ -50,6 +51,7 @@ __all__ = [
     "NoReplicaReady",
     "QueueFull",
     "QueueTimeout",
+    "ReceivingTooMuch",
     "ReplicaError",
     "ReplicaTimeout",
     "RouteNotFound",
@@ -168,6 +170,11 @@ class QueueTimeout(CapacityError):
 
 class NoReplicaReady(CapacityError):
     code = "no_replica_ready"
+
+
+class ReceivingTooMuch(CapacityError):
+    code = "receiving_too_much"
+    closes = True
 
 
 class ShuttingDown(CapacityError):

@@ -80,10 +80,16 @@ class Outcome(Enum):
     """The replica answered 4xx: no work was done, and it says nothing about the replica."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, init=False)
 class Usage:
     """Token counts as the engine reported them at the end of an answer."""
 
     prompt_tokens: int
     completion_tokens: int
     cached_tokens: int = 0
+
+    # By hand, as above.
+    def __init__(self, prompt_tokens: int, completion_tokens: int, cached_tokens: int = 0) -> None:
+        self.prompt_tokens = prompt_tokens
+        self.completion_tokens = completion_tokens
+        self.cached_tokens = cached_tokens

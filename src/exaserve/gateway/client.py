@@ -6,7 +6,7 @@ import asyncio
 from math import inf
 from typing import TYPE_CHECKING, cast
 
-from exaserve.domain.errors import ClientError, ShuttingDown, SlowClient
+from exaserve.domain.errors import ClientError, ExaServeError, SlowClient
 from exaserve.gateway.answers import CONTINUE, error_answer
 from exaserve.gateway.exchange import Exchange
 from exaserve.gateway.inspect import inspect
@@ -39,7 +39,7 @@ class ClientConnection:
 
     def __init__(self, core: Core) -> None:
         self._core = core
-        self._reader = RequestReader(core.limits, core.heads)
+        self._reader = RequestReader(core.limits, core.heads, core.receiving)
         self.transport: asyncio.Transport | None = None
         self.exchange: Exchange | None = None
         self.deadline = inf
@@ -144,7 +144,8 @@ class ClientConnection:
         dialect = Dialect.OPENAI
         try:
             if request.error is not None:
-                raise request.error
+                self._refuse(request, request.error, dialect)
+                return
             route = resolve(request.method, request.target)
             dialect = route.dialect
             facts = inspect(request, route, core.scheduler) if route.kind is Kind.JSON else core.facts(request, route)
@@ -160,14 +161,18 @@ class ClientConnection:
         exchange = self.exchange = Exchange(core, self, request, route, facts)
         exchange.start(core.clock())
 
-    def _refuse(self, request: Request, error: ClientError | ShuttingDown, dialect: Dialect) -> None:
+    def _refuse(self, request: Request, error: ExaServeError, dialect: Dialect) -> None:
         core = self._core
-        core.metrics.client_error(error.code)
+        if isinstance(error, ClientError):
+            core.metrics.client_error(error.code)
+        else:
+            core.metrics.refused(error.code)
         if error.closes:
             request.keep_alive = False
             self._lingering = True
         keep_alive = request.keep_alive and not core.stopping
-        self._finish(request, error_answer(request, error, dialect, keep_alive=keep_alive, cors=core.cors))
+        extra = core.id_line(request)
+        self._finish(request, error_answer(request, error, dialect, keep_alive=keep_alive, cors=core.cors, extra=extra))
 
     def _finish(self, request: Request, data: bytes) -> None:
         """Sends an answer of the gateway's own."""

@@ -26,7 +26,7 @@ from exaserve.gateway.client import ClientConnection
 from exaserve.gateway.exchange import Exchange
 from exaserve.gateway.heads import Heads
 from exaserve.gateway.inspect import inspect
-from exaserve.gateway.parse import Request
+from exaserve.gateway.parse import Receiving, Request
 from exaserve.gateway.pool import UpstreamPool
 from exaserve.gateway.retry import RetryBudget
 from exaserve.gateway.routes import Kind, Route
@@ -115,6 +115,9 @@ class Core:
         self.budget = RetryBudget(settings.retry)
         self.pool = UpstreamPool(settings.timeouts, clock)
         self.heads: Heads[Request] = Heads(HttpRequestParser)
+        self.receiving = Receiving(settings.limits.receiving_bytes_max)
+        self.marked_streams: set[tuple[str, str]] = set()
+        """Model and path of which streams are known to end with a mark, so that one without it was cut."""
         self.stopping = False
         self.ticks = True
         self.exchanges: set[Exchange] = set()
@@ -204,6 +207,10 @@ class Core:
     def new_request_id(self) -> bytes:
         return b"%b-%x" % (self._id_prefix, next(self._ids))
 
+    def id_line(self, request: Request) -> bytes:
+        """The header line with the request's id, its own or a new one, for answers that no replica gives."""
+        return b"x-request-id: %b\r\n" % (request.request_id or self.new_request_id())
+
     def facts(self, request: Request, route: Route) -> RequestFacts | None:
         """Facts of a request for something that a replica keeps, None of one that the gateway answers itself."""
         if route.kind is not Kind.RESOURCE:
@@ -243,7 +250,10 @@ class Core:
                 if name not in models:
                     error = self.model_unknown(name)
                     self.metrics.client_error(error.code)
-                    return error_answer(request, error, route.dialect, keep_alive=keep_alive, cors=self.cors)
+                    extra = self.id_line(request)
+                    return error_answer(
+                        request, error, route.dialect, keep_alive=keep_alive, cors=self.cors, extra=extra
+                    )
                 value = models_body((name,))["data"][0]
         return json_answer(request, status, value, keep_alive=keep_alive, cors=self.cors)
 
@@ -305,6 +315,8 @@ class Core:
         self.admission.validate()
         self.scheduler.validate()
         assert all(not exchange.done for exchange in self.exchanges)
+        assert self.receiving.held_bytes >= 0
+        assert self._clients or not self.receiving.held_bytes
 
 
 def tune_gc() -> None:

@@ -19,6 +19,7 @@ tried elsewhere once: a failing engine says it of every request, and a request t
 
 from __future__ import annotations
 
+import re
 from hashlib import blake2b
 from math import inf
 from typing import TYPE_CHECKING
@@ -59,6 +60,9 @@ _BACKOFF_S = (0.25, 0.5, 1.0, 2.0)
 _JOIN_BYTES_MAX = 131_072
 """Bodies up to this size are joined with their head into one write; larger ones are not copied."""
 _BODYLESS = frozenset({204, 304})
+_END_MARK = re.compile(rb'data: ?\[DONE\]|"(?:message_stop|response\.(?:completed|incomplete|failed)|error)"')
+"""How streams end in OpenAI's, Anthropic's and the responses dialect; an error event is an end as well."""
+_MARKED_MAX = 4096
 
 
 class Exchange:
@@ -283,6 +287,22 @@ class Exchange:
         self._stream_open = True
         core.metrics.streams(1)
 
+    def whole(self, last: bytes) -> bool:
+        """Whether a stream that ends with ``last`` is complete, as far as one can tell.
+
+        Engines end generated streams with a mark. Where the model's streams have had it before, one without it was cut.
+        """
+        route = self.route
+        if not route.generates or not self.facts.stream:
+            return True
+        marked = self._core.marked_streams
+        key = (self.facts.model, route.name)
+        if _END_MARK.search(last) is None:
+            return key not in marked
+        if key not in marked and len(marked) < _MARKED_MAX:
+            marked.add(key)
+        return True
+
     def ended(self, _upstream: UpstreamConnection, tail: bytes) -> None:
         self._settle(_outcome(self._status), tail)
 
@@ -441,7 +461,7 @@ class Exchange:
             replica = placement.replica_id
             core.scheduler.release(placement, now, outcome, usage)
         elif self._status == 404:
-            model = ""  # a name that nobody serves is no label
+            model = "unknown"  # a name that nobody serves is no label
         if upstream is not None:
             self.upstream = None
             if outcome is Outcome.CLIENT_GONE or outcome is Outcome.REPLICA_FAILED:

@@ -15,10 +15,10 @@ from collections import deque
 from httptools import HttpParserError, HttpParserUpgrade, HttpRequestParser
 
 from exaserve.config.settings import ClientLimits
-from exaserve.domain.errors import BadFraming, BodyTooLarge, ClientError, HeadersTooLarge
+from exaserve.domain.errors import BadFraming, BodyTooLarge, ExaServeError, HeadersTooLarge, ReceivingTooMuch
 from exaserve.gateway.heads import Heads, cutter, skeleton
 
-__all__ = ["BODY", "HEAD", "IDLE", "Request", "RequestReader", "connection_options"]
+__all__ = ["BODY", "HEAD", "IDLE", "Receiving", "Request", "RequestReader", "connection_options"]
 
 IDLE, HEAD, BODY = 0, 1, 2
 """Phases of a reader: between requests, inside a request's head, inside its body."""
@@ -46,7 +46,7 @@ class Request:
     target: bytes = b""
     head: bytes = b""
     body: bytes = b""
-    error: ClientError | None = None
+    error: ExaServeError | None = None
     http11: bool = True
     keep_alive: bool = True
     expect: bool = False
@@ -105,6 +105,16 @@ def connection_options(value: bytes) -> set[bytes]:
     return {token.strip().lower() for token in value.split(b",")} - {b""}
 
 
+class Receiving:
+    """Bytes of bodies that are being received, over all connections of one gateway, and how many may be."""
+
+    __slots__ = ("bytes_max", "held_bytes")
+
+    def __init__(self, bytes_max: int) -> None:
+        self.bytes_max = bytes_max
+        self.held_bytes = 0
+
+
 class RequestReader:
     """Turns one connection's bytes into requests.
 
@@ -123,6 +133,7 @@ class RequestReader:
         "_limits",
         "_parser",
         "_pieces",
+        "_receiving",
         "_request",
         "_size",
         "_special_size",
@@ -131,7 +142,9 @@ class RequestReader:
         "ready",
     )  # fmt: skip
 
-    def __init__(self, limits: ClientLimits, heads: Heads[Request] | None = None) -> None:
+    def __init__(
+        self, limits: ClientLimits, heads: Heads[Request] | None = None, receiving: Receiving | None = None
+    ) -> None:
         self._limits = limits
         self._heads = heads or Heads(HttpRequestParser)
         self._parser: HttpRequestParser | None = None
@@ -140,7 +153,9 @@ class RequestReader:
         self.failed = False
         self._request = Request()
         self._pieces: list[bytes] | None = None
+        self._receiving = receiving or Receiving(limits.receiving_bytes_max)
         self._size = 0
+        """Of the body that is being received; ``_receiving`` holds as much for it."""
         self._special_size = 0
         self._fed = 0
         self._feed_size = 0
@@ -159,6 +174,12 @@ class RequestReader:
         self.failed = True
         self._pieces = None
         self._parser = None
+        self._let_go()
+
+    def _let_go(self) -> None:
+        """The body being received is received, or given up."""
+        self._receiving.held_bytes -= self._size
+        self._size = 0
 
     def feed(self, data: bytes) -> None:
         """Reads on; never raises. Bytes after a failure are ignored."""
@@ -237,8 +258,9 @@ class RequestReader:
         request.method, request.target, _ = words
         return request
 
-    def fail(self, error: ClientError) -> None:
+    def fail(self, error: ExaServeError) -> None:
         """Ends the request being read, and reading, with ``error``."""
+        self._let_go()
         request = self._request
         if self.phase == IDLE or (self.ready and self.ready[-1] is request):
             request = Request()
@@ -255,7 +277,7 @@ class RequestReader:
         self.phase = HEAD
         self._began = True
         self._fed = 0
-        self._size = 0
+        self._let_go()
         self._special_size = 0
 
     def on_url(self, url: bytes) -> None:
@@ -307,8 +329,12 @@ class RequestReader:
             return
         size = self._size
         self._size = size = size + len(data)
+        receiving = self._receiving
+        receiving.held_bytes += len(data)
         if size > self._limits.body_bytes_max:
             self.fail(self._too_large())
+        elif receiving.held_bytes > receiving.bytes_max:
+            self.fail(ReceivingTooMuch("The gateway is receiving too many large requests; retry.", retry_after_s=1))
         elif size == len(data):
             self._request.body = data
         elif self._pieces is None:
@@ -329,6 +355,7 @@ class RequestReader:
         if self._pieces is not None:
             request.body = b"".join(self._pieces)
             self._pieces = None
+        self._let_go()
         request.head = b"%b %b HTTP/1.1\r\n%b" % (request.method, request.target, b"".join(request.lines))
         request.head = request.head[:-2]
         self.phase = IDLE

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Callable
 from typing import Protocol
 
@@ -98,8 +99,12 @@ class UpstreamPool:
             waiter.connect_failed(
                 endpoint, ConnectFailed(f"The replica did not accept a connection within {limit_s} s.")
             )
-        except (OSError, UnicodeError) as error:
-            waiter.connect_failed(endpoint, ConnectFailed(f"The replica cannot be reached: {error}."))
+        except OSError as error:
+            # asyncio's own text repeats the address, which is not the client's business.
+            why = os.strerror(error.errno).lower() if error.errno and error.errno > 0 else "its name is not known"
+            waiter.connect_failed(endpoint, ConnectFailed(f"The replica cannot be reached: {why}."))
+        except UnicodeError:
+            waiter.connect_failed(endpoint, ConnectFailed("The replica cannot be reached: its name is no host name."))
         else:
             self._open.add(upstream)
             waiter.connected(upstream)

@@ -93,9 +93,9 @@ def _resolve(method: bytes, target: bytes) -> Route:
         return Route(own or Kind.MODELS, path[11:] if own is None else "", target)
     if not _may_pass(path):
         raise RouteNotFound(f"There is no {path[:200]} here. Inference is under /v1/, such as /v1/chat/completions.")
-    _require(method in _PROXIED, "GET, HEAD, POST, DELETE, OPTIONS")
     if path in _POST_ONLY or path in _BESIDE_V1:
         _require(method == b"POST", "POST, OPTIONS")
+    _require(method in _PROXIED, "GET, HEAD, POST, DELETE, OPTIONS")
     dialect = Dialect.OPENAI
     if path.startswith("/v1/messages"):
         dialect = Dialect.ANTHROPIC

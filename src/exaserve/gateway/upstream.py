@@ -31,6 +31,7 @@ none. CLOSED is final."""
 
 _EVENT_END = (b"\n\n\r\n", b"\r\n\r\n\r\n")
 """An event's blank line and the end of the chunk that carried it."""
+_LAST_CHUNK = b"0\r\n\r\n"
 _HOLD_BYTES_MAX = 65_536
 """An event that is longer is passed on in pieces; if it breaks, the client's connection does."""
 _HEAD_BYTES_MAX = 65_536
@@ -47,6 +48,9 @@ class Relay(Protocol):
 
     def first_byte(self) -> None:
         """The head is about to go to the client, with the first body bytes."""
+
+    def whole(self, last: bytes) -> bool:
+        """Whether an event stream whose framing has ended says itself that it is whole; ``last`` is its end."""
 
     def ended(self, _upstream: UpstreamConnection, tail: bytes) -> None:
         """The answer has been passed on whole; ``tail`` is its end."""
@@ -97,6 +101,7 @@ class UpstreamConnection:
         "_held_head",
         "_http11",
         "_interims",
+        "_last",
         "_lines",
         "_odd",
         "_parser",
@@ -151,7 +156,7 @@ class UpstreamConnection:
         self.status = self._interims = self._remaining = 0
         self.chunked = self.event_stream = self.clean = False
         self.complete = self._surplus = self._coding_unknown = self._odd = False
-        self._buffer = self._held_head = self._pending = self._tail = b""
+        self._buffer = self._held_head = self._pending = self._tail = self._last = b""
         self._decoder: ChunkDecoder | None = None
 
     # ---- parser callbacks ---------------------------------------------------------------------------------------
@@ -203,6 +208,7 @@ class UpstreamConnection:
             if b'"usage"' in data:
                 self._tail = data
             self.active = True
+            self._last = data
             self._write(data)
         elif mode == HEAD:
             self._head_received(data)
@@ -226,7 +232,7 @@ class UpstreamConnection:
             self._finish(b"0\r\n\r\n" if self._http11 else b"")
         else:
             self.relay = None
-            relay.lost(self, ConnectionLost(f"The replica closed the connection: {exc or 'end of stream'}."))
+            relay.lost(self, ConnectionLost(f"The replica closed the connection: {_why(exc)}."))
 
     @property
     def ready(self) -> bool:
@@ -439,6 +445,7 @@ class UpstreamConnection:
             data = data[:cut]
             if b'"usage"' in data:
                 self._tail = data
+            self._last = data
             self._send(data)
 
     def _end(self, data: bytes) -> None:
@@ -450,7 +457,21 @@ class UpstreamConnection:
         if core and len(data) > len(core) + 4:
             data = core + b"\r\n\r\n"
             self._surplus = True
-        self._finish(data)
+        if self.event_stream and self.relay is not None and not self.relay.whole(self._last + data):
+            self._ended_early(data)
+        else:
+            self._finish(data)
+
+    def _ended_early(self, data: bytes) -> None:
+        """The framing is in order, but the stream is not at its end: the engine gave up and did not say so."""
+        events = data.removesuffix(_LAST_CHUNK)
+        if events and len(events) < len(data):
+            self._send(events)
+            self.clean = events.endswith(_EVENT_END)
+        relay = self.relay
+        self.relay = None
+        if relay is not None:
+            relay.lost(self, InvalidResponse("The replica ended its stream before the answer was whole."))
 
     def _send(self, data: bytes) -> None:
         """To the client, with the head if that has not gone yet."""
@@ -474,6 +495,13 @@ class UpstreamConnection:
         self.abort()
         if relay is not None:
             relay.lost(self, InvalidResponse(f"The replica's answer is not valid HTTP: {why}."))
+
+
+def _why(exc: Exception | None) -> str:
+    """In words for a client: without the system's number."""
+    if isinstance(exc, OSError) and exc.strerror:
+        return exc.strerror.lower()
+    return str(exc) if exc is not None else "end of stream"
 
 
 def _nowhere(_data: bytes) -> None:
