@@ -7,13 +7,15 @@ for each of its runs, with its defaults; in a round all get the same requests at
 their own, and the order rotates. Figures are medians of the rounds. Below stand the simulator's figures for the same
 requests: with an oracle, which knows every engine, nobody's clients could wait less.
 
-vllm-router is asked with every policy that works without Kubernetes and without engines that publish KV events.
+Every request has a session of its own (``x-session-id``): without one, vllm-router's policies that go by sessions send
+everything to one replica. vllm-router is asked with every policy that works without engines that publish KV events.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import dataclasses
 import datetime as dt
 import json
 import sys
@@ -89,6 +91,12 @@ def _router(program: str, policy: str, urls: list[str], folder: Path) -> Contend
     return start_vllm_router(program, policy, urls, None, folder)
 
 
+def with_sessions(plan: Plan) -> Plan:
+    """The same requests, each in a session of its own."""
+    requests = tuple(dataclasses.replace(request, session=request.index) for request in plan.requests)
+    return dataclasses.replace(plan, requests=requests)
+
+
 # -- one run --------------------------------------------------------------------------------------------------------
 def measure(start: Start, config: EmulatorConfig, plan: Plan) -> tuple[Summary, Conditions]:
     """One plan through one contender in front of fresh replicas."""
@@ -138,7 +146,7 @@ def compare(args: argparse.Namespace, cluster: Cluster, rate: float) -> dict[str
     rows: dict[str, list[Row]] = {name: [] for name in started}
     found: dict[str, list[Conditions]] = {name: [] for name in started}
     for number in range(args.rounds):
-        plan = make_plan(MIX, Arrivals(rate, args.seconds), args.seed + number)
+        plan = with_sessions(make_plan(MIX, Arrivals(rate, args.seconds), args.seed + number))
         names = list(started)
         turn = number * max(1, len(names) // max(1, args.rounds)) % len(names)
         for name in names[turn:] + names[:turn]:
@@ -208,8 +216,9 @@ def not_best(study: dict[str, Any]) -> list[str]:
     for kind in ALL:
         for key in ("p50_s", "p99_s"):
             ours = live[OURS][kind][key]
-            name, best = min(((n, row[kind][key]) for n, row in live.items() if n != OURS), key=lambda each: each[1])
-            if best < ours:
+            others = [(row[kind][key], n) for n, row in live.items() if n != OURS and row[kind][key] < ours]
+            if others:
+                best, name = min(others)
                 out.append(f"{kind} {key[:3].upper()}: {name} {best:.3f} s, ours {ours:.3f} s")
     return out
 
