@@ -102,8 +102,8 @@ class LiveView:
             f"{events:,.0f}",
             Text(seconds(p.lag_s), style="yellow" if p.lag_s > 0.05 else ""),
         )
-        table = Table(title=f"First token, last {RECENT_S:.0f} s", title_justify="left", title_style="")
-        for name in ("", "answers", "P50", "P90", "P99", "largest"):
+        table = Table(title=f"Time to first token of the last {RECENT_S:.0f} s", title_justify="left", title_style="")
+        for name in ("", "so far", "P50", "P90", "P99", "largest"):
             table.add_column(name, justify="left" if not name else "right", min_width=9)
         for name, values in self._recent.items():
             ordered = sorted(v for _, v in values)
