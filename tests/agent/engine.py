@@ -20,6 +20,7 @@ parser.add_argument("--crash-after", type=float)
 parser.add_argument("--freeze-file", default="")
 parser.add_argument("--daemon", default="")
 parser.add_argument("--api-key", default="")
+parser.add_argument("--die-file", default="", help="when it is there, the engine says what vLLM says and answers 500")
 parser.add_argument("--models-file", default="", help="names it lists, one on a line")
 options = parser.parse_args()
 if options.words:
@@ -39,6 +40,17 @@ if options.crash_after:
     threading.Timer(options.crash_after, lambda: os._exit(3)).start()
 
 
+def core_dies() -> None:
+    while not os.path.exists(options.die_file):
+        time.sleep(0.02)
+    print("vllm.v1.engine.exceptions.EngineDeadError: EngineCore encountered an issue.", flush=True)
+    print("nanobind: leaked 4 instances!", flush=True)
+
+
+if options.die_file:
+    threading.Thread(target=core_dies, daemon=True).start()
+
+
 class Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
 
@@ -47,7 +59,8 @@ class Handler(BaseHTTPRequestHandler):
             time.sleep(0.05)
         known = not options.api_key or self.headers["authorization"] == f"Bearer {options.api_key}"
         body = body if known else b'{"error": "Unauthorized"}'
-        self.send_response(200 if known else 401)
+        dead = options.die_file and os.path.exists(options.die_file)
+        self.send_response(500 if dead else 200 if known else 401)
         self.send_header("content-length", str(len(body)))
         self.end_headers()
         self.wfile.write(body)

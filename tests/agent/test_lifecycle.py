@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from exaserve.agent.lifecycle import HAS_PROCESS, TRANSITIONS, Event, IllegalTransition, State, transition
-from exaserve.agent.policy import HangWatch, RestartPolicy, diagnose
+from exaserve.agent.policy import ALARM, HangWatch, RestartPolicy, diagnose, telling
 
 
 def test_every_state_can_be_reached_and_left() -> None:
@@ -46,6 +46,12 @@ def test_illegal_pairs_raise() -> None:
         ("vllm: No such file or directory", "program not found", True),
         ("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate", "out of accelerator memory", False),
         ("OSError: [Errno 98] address already in use", "port in use", False),
+        (
+            "ValueError: Quantization method (x) does not match the quantization method specified",
+            "wrong arguments",
+            True,
+        ),
+        ("ERROR Worker proc VllmWorker-0 died unexpectedly (exit code: None)", "engine process died", False),
         ("INFO all is well", "", False),
     ],
 )
@@ -54,6 +60,20 @@ def test_last_words_are_understood(line, cause, hopeless) -> None:
     assert (found.cause, found.hopeless) == (cause, hopeless)
     if cause:
         assert found.line == line
+
+
+def test_last_words_leave_out_what_says_nothing() -> None:
+    end = ["INFO up", "ERROR RuntimeError: Executor failed.", 'INFO: 127.0.0.1:1 - "GET /metrics HTTP/1.1" 200 OK', ""]
+    end += ["nanobind: leaked 4 instances!", ' - leaked function "abort"', " - ... skipped remainder", "See https://x"]
+    assert telling(end, 8) == ["ERROR RuntimeError: Executor failed."]
+    assert telling(["a", "b", "c"], 2) == ["b", "c"], "where nothing is wrong, whatever came last"
+    assert telling([], 8) == []
+
+
+def test_lines_that_are_reason_to_ask_at_once() -> None:
+    assert ALARM.search("(APIServer pid=8) ERROR vllm.v1.engine.exceptions.EngineDeadError: EngineCore encountered")
+    assert ALARM.search("ERROR Worker proc VllmWorker-0 died unexpectedly (exit code: None), shutting down executor.")
+    assert not ALARM.search("ERROR request failed: prompt too long")
 
 
 def test_restarts_have_growing_pauses_and_an_end() -> None:

@@ -184,6 +184,21 @@ async def test_an_engine_that_hangs_is_restarted(tmp_path) -> None:
         assert any("event=replica_hangs" in line for line in agent.lines)
 
 
+async def test_an_engine_that_says_its_core_died_is_asked_at_once(tmp_path) -> None:
+    """Its front end still answers, and the next regular probe would be a minute away."""
+    slow = msgspec.structs.replace(QUICK, probe_interval_s=60.0, hang_s=60.0)
+    die = tmp_path / "die"
+    async with node(tmp_path, "--die-file", str(die), settings=slow) as agent:
+        (unit,) = agent.units.values()
+        await until(lambda: unit.ready)
+        began = time.monotonic()
+        die.touch()
+        await until(lambda: not unit.ready)
+        assert time.monotonic() - began < 2.0
+        assert unit.state is State.READY, "what a log says is a reason to ask, not to end it"
+        assert "status 500" in unit.reason
+
+
 async def test_verbs(tmp_path) -> None:
     async with node(tmp_path) as agent:
         (unit,) = agent.units.values()

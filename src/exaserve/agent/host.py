@@ -14,6 +14,7 @@ from typing import Protocol, TextIO, cast
 
 from exaserve.agent import shim
 from exaserve.agent.plan import StagePlan, UnitPlan
+from exaserve.agent.policy import ALARM
 from exaserve.agent.ports import Hold
 from exaserve.agent.processes import Child
 from exaserve.domain.errors import ConfigError
@@ -35,6 +36,8 @@ class Engine(Protocol):
     """0 without a process of its own."""
     log_bytes: int
     """Bytes of output so far."""
+    alarm: bool
+    """Whether its output has given cause to ask it at once; whoever has asked sets it back."""
 
     def ended(self) -> str:
         """How it ended, in words; "" while it runs."""
@@ -144,6 +147,8 @@ class _ProcessEngine:
         self._mark = f"{plan.spec.id}@{os.getpid()}"
         self._cpus = ",".join(map(str, plan.binding.cpus)) or "-"
         self._memory = ",".join(map(str, plan.binding.memory)) or "-"
+        self._on_alarm: Callable[[], None] | None = None
+        self.alarm = False
         self.log_bytes = 0
         self.pid = 0
 
@@ -165,7 +170,8 @@ class _ProcessEngine:
         self.pid = child.pid
 
     def watch(self, on_end: Callable[[], None]) -> None:
-        """Calls ``on_end`` when any of the processes ends: a lost stage takes the whole engine with it."""
+        """Calls ``on_end`` when any of the processes ends (a lost stage takes the whole engine with it), or says so."""
+        self._on_alarm = on_end
         for child in self._children:
             wait = asyncio.ensure_future(child.wait())
             wait.add_done_callback(lambda _wait: on_end())
@@ -173,6 +179,10 @@ class _ProcessEngine:
 
     def _line(self, name: str, line: str) -> None:
         self.log_bytes += len(line) + 1
+        if not self.alarm and ALARM.search(line):
+            self.alarm = True
+            if self._on_alarm is not None:
+                self._on_alarm()
         if self._sink is not None:
             self._sink(line if name == "engine" else f"{name} | {line}")
 

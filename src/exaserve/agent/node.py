@@ -27,6 +27,10 @@ __all__ = ["NodeAgent"]
 
 _SEND_BY = 0.5
 """Share of an interval after which a batch goes out without the samples that are still under way."""
+_TELL_AFTER_S = 0.1
+"""Changes of states wait so long for others, so that a node that comes up tells its replicas together and not one by
+one: what a gateway hears of a node is then about the same in a cluster of any size. What takes a replica out of service
+waits for nothing."""
 _LINES_MAX = 2000
 """Lines of a log that one answer may hold."""
 
@@ -88,7 +92,11 @@ class NodeAgent:
         """Newest report of engines inside this process; the same object again says that nothing has changed."""
         self._unmoved: list[int] = []
         self._changed: set[ReplicaId] = set()
-        self._telling = False
+        self._found: dict[ReplicaId, tuple[str, tuple[str, ...], tuple[str, ...]]] = {}
+        """What samples have shown of each engine that is told rarely: its kind, signals that it lacks, adapters."""
+        self._serving: set[ReplicaId] = set()
+        """Those that gateways were last told may take requests."""
+        self._telling: asyncio.TimerHandle | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._due: asyncio.TimerHandle | None = None
         self._awaited = 0
@@ -113,8 +121,9 @@ class NodeAgent:
         finally:
             if self._timer is not None:
                 self._timer.cancel()
-            if self._due is not None:
-                self._due.cancel()
+            for timer in (self._due, self._telling):
+                if timer is not None:
+                    timer.cancel()
             await asyncio.gather(*(uplink.close() for uplink in self.uplinks))
 
     def hurry(self) -> None:
@@ -175,19 +184,29 @@ class NodeAgent:
 
     # ---- states -------------------------------------------------------------------------------------------------
     def _unit_changed(self, unit: Unit) -> None:
-        """Tells the gateways in the loop's next turn, so that what changes together is told together."""
-        self._changed.add(unit.spec.id)
+        """Tells the gateways soon, so that what changes together is told together; at once where it matters."""
+        replica = unit.spec.id
+        self._changed.add(replica)
         if not unit.serving:
-            self._records.pop(unit.spec.id, None)
-            self._own.pop(unit.spec.id, None)
-            self._fresh.discard(unit.spec.id)
-            self._sent.pop(unit.spec.id, None)
-        if not self._telling:
-            self._telling = True
-            asyncio.get_running_loop().call_soon(self._tell)
+            self._records.pop(replica, None)
+            self._found.pop(replica, None)
+            self._own.pop(replica, None)
+            self._fresh.discard(replica)
+            self._sent.pop(replica, None)
+        urgent = replica in self._serving and (not unit.ready or unit.state is State.DRAINING)
+        if urgent:
+            self._serving.discard(replica)
+            self._hush()
+        if self._telling is None:
+            self._telling = asyncio.get_running_loop().call_later(0.0 if urgent else _TELL_AFTER_S, self._tell)
+
+    def _hush(self) -> None:
+        if self._telling is not None:
+            self._telling.cancel()
+            self._telling = None
 
     def _tell(self) -> None:
-        self._telling = False
+        self._telling = None
         changed, self._changed = self._changed, set()
         if any(uplink.up for uplink in self.uplinks):
             picture = self._encode(changed, full=False)
@@ -195,11 +214,17 @@ class NodeAgent:
                 uplink.tell(picture)
 
     def picture(self) -> bytes:
+        if sum(uplink.up for uplink in self.uplinks) == 1:
+            self._hush()  # nobody else waits for what has changed
+            self._changed.clear()
         return self._encode(self.units, full=True)
 
     def _encode(self, replicas: Sequence[ReplicaId] | set[ReplicaId] | dict[ReplicaId, Unit], *, full: bool) -> bytes:
         now = self._clock()
-        return encode(Picture(full, tuple(self._state_of(self.units[each], now) for each in replicas)))
+        states = tuple(self._state_of(self.units[each], now) for each in replicas)
+        for state in states:
+            (self._serving.add if state.ready else self._serving.discard)(ReplicaId(state.id))
+        return encode(Picture(full, states))
 
     def _state_of(self, unit: Unit, now: float) -> ReplicaState:
         spec = unit.spec
@@ -262,11 +287,12 @@ class NodeAgent:
             self._push()
 
     def _took(self, unit: Unit, sample: Sample) -> None:
-        last = self._records.get(unit.spec.id)
         unit.sampled(sample)
         self._records[unit.spec.id] = self._meters.fill(sample.report, unit.plan.devices)
         self._fresh.add(unit.spec.id)
-        if last is None or (last.missing, last.loras) != (sample.report.missing, sample.report.loras):
+        found = (sample.engine or unit.spec.engine, sample.report.missing, sample.report.loras)
+        if found != self._found.get(unit.spec.id, (unit.spec.engine, (), ())):
+            self._found[unit.spec.id] = found
             self._unit_changed(unit)
 
     def _push(self) -> None:

@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-__all__ = ["Diagnosis", "HangWatch", "Restart", "RestartPolicy", "diagnose"]
+__all__ = ["ALARM", "Diagnosis", "HangWatch", "Restart", "RestartPolicy", "diagnose", "telling"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,13 +50,17 @@ _SIGNS: tuple[tuple[str, bool, re.Pattern[str]], ...] = tuple(
         (
             "wrong arguments",
             True,
-            r"error: unrecognized arguments|error: argument --|invalid argument: |usage: .*\[-h\]",
+            (
+                r"error: unrecognized arguments|error: argument --|invalid argument: |usage: .*\[-h\]"
+                r"|does not match the quantization method|is greater than the derived max_model_len"
+            ),
         ),
         ("program not found", True, r": No such file or directory$|command not found|No module named"),
         (
             "out of accelerator memory",
             False,
-            r"CUDA out of memory|OutOfMemoryError|HIP out of memory|No available memory",
+            r"CUDA out of memory|OutOfMemoryError|HIP out of memory|No available memory"
+            r"|larger than the available KV cache memory",
         ),
         ("port in use", False, r"address already in use|EADDRINUSE|couldn't bind"),
         ("NCCL", False, r"NCCL (?:error|WARN|timeout)|ncclUnhandled|ncclSystemError|watchdog.*timeout"),
@@ -65,8 +69,20 @@ _SIGNS: tuple[tuple[str, bool, re.Pattern[str]], ...] = tuple(
             False,
             r"Xid|device-side assert|uncorrectable ECC|fallen off the bus|no CUDA-capable device",
         ),
+        ("engine process died", False, r"died unexpectedly|EngineDeadError|EngineCore encountered a fatal error"),
     )
 )
+ALARM = re.compile(r"died unexpectedly|EngineDeadError|EngineCore encountered a fatal error|Scheduler hit an exception")
+"""Lines after which vLLM's or SGLang's front end answers, for seconds, for an engine that is no more. Engines may also
+log what clients write, so such a line is a reason to ask at once, never proof."""
+_NOISE = re.compile(r'^nanobind: |^ - (?:leaked |\.\.\. skipped)|^See https?://|"(?:GET|POST) \S+ HTTP/1\.[01]" 2\d\d')
+_WRONG = re.compile(r"error|exception|fatal|critical|panic|abort|killed|fail", re.IGNORECASE)
+
+
+def telling(lines: Iterable[str], count: int) -> list[str]:
+    """The last ``count`` lines that say something is wrong; the last ones of any kind where none does."""
+    said = [line for line in lines if line.strip() and not _NOISE.search(line)]
+    return ([line for line in said if _WRONG.search(line)] or said)[-count:]
 
 
 def diagnose(lines: Iterable[str]) -> Diagnosis:

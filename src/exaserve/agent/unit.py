@@ -18,7 +18,7 @@ import msgspec
 from exaserve.agent.host import Engine, EngineHost
 from exaserve.agent.lifecycle import HAS_PROCESS, Event, State, transition
 from exaserve.agent.plan import UnitPlan
-from exaserve.agent.policy import HangWatch, RestartPolicy, diagnose
+from exaserve.agent.policy import HangWatch, RestartPolicy, diagnose, telling
 from exaserve.agent.sampler import Sample, Sampler
 from exaserve.config import AgentSettings
 from exaserve.domain.errors import ConfigError
@@ -34,6 +34,8 @@ _LOOK_MIN_S, _LOOK_MAX_S = 0.02, 1.0
 """Pauses between probes of an engine that loads: short at first, since small ones are quick."""
 _STRIKES_MAX = 2
 """Bad probes in a row after which a ready replica is called not ready."""
+_ALARM_PAUSE_S = 0.5
+"""Between two probes for what an engine's log says: its lines may come fast, and from clients."""
 _DRAIN_LOOK_S = 0.05
 _MODELS_MAX = 1024
 """Of an engine's list; a picture has room for no more."""
@@ -274,6 +276,7 @@ class Unit:
         strikes = 0
         interval_s = self._settings.probe_interval_s
         probe_at = self._clock() + interval_s * self._rng.random()
+        asked_at = 0.0
         while True:
             if why := self._over():
                 return why if self.engine is not None and self.engine.ended() else await self._drained(why)
@@ -282,11 +285,15 @@ class Unit:
             if (hung := self._hang.hung(self._clock())) and self.state is State.READY:
                 self._log.error("replica_hangs", replica=self.spec.id, why=hung)
                 return f"hangs: {hung}"
-            if self._clock() < probe_at:
+            alarm = self.engine is not None and self.engine.alarm and self._clock() - asked_at >= _ALARM_PAUSE_S
+            if self._clock() < probe_at and not alarm:
                 await self._pause(probe_at - self._clock())
                 continue
+            if alarm and self.engine is not None:
+                self.engine.alarm = False
+            asked_at = self._clock()
             result = await self._probe()
-            strikes = strikes + 1 if result else 0
+            strikes = strikes + (_STRIKES_MAX if alarm else 1) if result else 0
             probe_at = self._clock() + (interval_s if not strikes else min(0.5, interval_s))
             if not result:
                 self._hang.probed_well(self._clock())
@@ -317,11 +324,10 @@ class Unit:
         return why
 
     async def _after_failure(self) -> None:
-        tail = self.last_words[-50:]
-        diagnosis = diagnose(tail)
+        diagnosis = diagnose(telling(self.last_words, 50))
         restart = self._policy.failed(self._failure, diagnosis, self._was_ready, self._clock())
         self.reason = restart.reason
-        for line in tail[-8:]:
+        for line in telling(self.last_words, 8):
             self._log.warning("last_words", replica=self.spec.id, line=line)
         if restart.delay_s is None:
             self._move(Event.GIVE_UP, restart.reason)
