@@ -59,8 +59,10 @@ _SIGNS: tuple[tuple[str, bool, re.Pattern[str]], ...] = tuple(
         (
             "out of accelerator memory",
             False,
-            r"CUDA out of memory|OutOfMemoryError|HIP out of memory|No available memory"
-            r"|larger than the available KV cache memory",
+            (
+                r"CUDA out of memory|OutOfMemoryError|HIP out of memory|No available memory"
+                r"|larger than the available KV cache memory"
+            ),
         ),
         ("port in use", False, r"address already in use|EADDRINUSE|couldn't bind"),
         ("NCCL", False, r"NCCL (?:error|WARN|timeout)|ncclUnhandled|ncclSystemError|watchdog.*timeout"),
