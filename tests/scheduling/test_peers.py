@@ -148,3 +148,36 @@ def test_any_order_of_messages_leaves_nothing_behind(events: list[tuple[str, str
     for state in scheduler.states().values():
         state.validate()
         assert (state.inflight, state.told, state.decoding, state.pending_s, state.kv_own) == (0, 0, 0, 0, 0)
+
+
+def test_homes_are_dealt_in_pieces_while_work_goes_on(build: Build) -> None:
+    names = [f"g{k}" for k in range(8)]
+    scheduler, whole = build(100), build(100)
+    whole.set_gateways("g1", names)
+    pieces = 0
+    for _ in scheduler.dealing("g1", names):
+        pieces += 1
+        placement = scheduler.place(facts(), 0.0)
+        assert type(placement) is Placement
+        if pieces == 1:
+            scheduler.remove(rid(99))
+        scheduler.validate()
+    assert pieces > 2
+    ranks = {state.id: (state.home, state.toll) for state in whole.states().values() if state.id != rid(99)}
+    assert {state.id: (state.home, state.toll) for state in scheduler.states().values()} == ranks
+
+
+def test_with_untold_work_a_gateway_leans_as_one_without_peers_does(build: Build) -> None:
+    def tolls(*, untold: bool) -> set[float]:
+        scheduler = build(8)
+        scheduler.set_gateways("a", ["a"], untold=untold)
+        for seq in range(1, 100):
+            for k in range(8):
+                placement = scheduler.place(facts(), seq * 0.2)
+                assert type(placement) is Placement
+                scheduler.report(report(k, seq, seq * 0.2, running=20, waiting=0), seq * 0.2)
+                scheduler.release(placement, seq * 0.2, Outcome.COMPLETED)
+        return {state.away_s for state in scheduler.states().values()}
+
+    assert tolls(untold=False) == {0.0}
+    assert len(tolls(untold=True)) == 8

@@ -39,11 +39,13 @@ def _weight(gateway: str, replica: ReplicaId) -> bytes:
 class Peers:
     """Other gateways' placements, by peer and by the reference number the peer gave them."""
 
-    __slots__ = ("_told", "gateways", "own")
+    __slots__ = ("_told", "gateways", "own", "untold")
 
     def __init__(self) -> None:
         self.own = ""
         self.gateways: tuple[str, ...] = ()
+        self.untold = False
+        """Others place work here as well whose placements we do not know."""
         self._told: dict[str, dict[int, Placement]] = {}
 
     def __len__(self) -> int:

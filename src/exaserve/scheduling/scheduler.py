@@ -6,7 +6,7 @@ It owns the replicas' states and the pools by model. The gateway and the simulat
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from random import Random
 from types import MappingProxyType
@@ -33,6 +33,8 @@ __all__ = ["Scheduler"]
 _FOREIGN_STEP = 0.02
 """Weight of one report in the running share of foreign requests: about the last 50 reports count."""
 
+_DEAL_HASHES = 256
+"""Pairs of gateway and replica that are weighed in one piece, 2 to 4 µs each."""
 _IDLE_SETS_MAX = 64
 """Sets of idle replicas above which those that nobody stands in any more are forgotten when another one is made."""
 
@@ -286,24 +288,41 @@ class Scheduler:
 
     # -- other gateways --------------------------------------------------------------------------------------------
 
-    def set_gateways(self, own: str, gateways: Sequence[str]) -> None:
-        """Name the gateways that place work on these replicas, this one (``own``) among them; see ``peers``."""
+    def set_gateways(self, own: str, gateways: Sequence[str], *, untold: bool = False) -> None:
+        """Name the gateways that place work on these replicas, this one (``own``) among them; see ``peers``.
+
+        Args:
+            untold: others place work here too that do not tell us theirs, or too late: lean as if there were no peers.
+        """
+        for _ in self.dealing(own, gateways, untold=untold):
+            pass
+
+    def dealing(self, own: str, gateways: Sequence[str], *, untold: bool = False) -> Iterator[None]:
+        """As :meth:`set_gateways` in pieces of about a millisecond, between which anything else may be done: with
+        thousands of replicas the whole takes long enough to delay tokens."""
         self._peers.own = own
         self._peers.gateways = tuple(sorted({own, *gateways}))
-        for state in self._states.values():
-            state.set_rank(self._peers.rank(state.id))
-            state.away_s = 0.0
-            state.stand_in(self._idle_set(state))
-            state.refresh()
-        for pool in self._pools.values():
-            pool.changed()
+        self._peers.untold = untold
+        states = list(self._states.values())
+        piece = max(1, _DEAL_HASHES // len(self._peers.gateways))
+        for start in range(0, len(states), piece):
+            for state in states[start : start + piece]:
+                if not state.removed:
+                    state.set_rank(self._peers.rank(state.id))
+                    state.away_s = 0.0
+                    state.stand_in(self._idle_set(state))
+                    state.refresh()
+            for pool in self._pools.values():
+                pool.changed()
+            yield
 
     def _away(self, state: ReplicaState) -> float:
         """The toll on ``state`` in mean prefill times: on a peer's home; or by chance, always the same, where reports
         show work of gateways that do not tell us theirs."""
         if not state.home:
             return self.config.away_share * state.toll
-        if self._peers.gateways or self.foreign_share < self.config.foreign_share:
+        told = self._peers.gateways and not self._peers.untold
+        if told or self.foreign_share < self.config.foreign_share:
             return 0.0
         return state.lean * self.config.lean_share
 
