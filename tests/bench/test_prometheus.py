@@ -205,6 +205,8 @@ async def test_a_wrong_query_and_a_time_without_data_are_problems_not_errors(tmp
         empty = await query_prometheus(url, now - 9_000.0, now - 8_000.0)
         assert not empty.kv
         assert not empty.gpu
+        cards = await query_prometheus(url, now - 5.0, now, kv_query="max by (gpu) (DCGM_FI_DEV_GPU_UTIL) / 100")
+        assert {name: max(value for _, value in series) for name, series in cards.kv.items()} == {"0": 0.8, "1": 0.4}
         own = await query_prometheus(url, now - 5.0, now, 'max(DCGM_FI_DEV_GPU_UTIL{gpu="0"}) / 100')
         assert own.gpu
         assert all(math.isclose(value, 0.8) for _, value in own.gpu)

@@ -27,7 +27,11 @@ _GATEWAY_KV = re.compile(
     rb'^exaserve_replica_kv_use_ratio\{[^}]*?replica="([^"]+)"[^}]*\} ([0-9.eE+-]+)\s*$', re.MULTILINE
 )
 
-KV_QUERIES = ("exaserve_replica_kv_use_ratio", "vllm:kv_cache_usage_perc", "sglang:token_usage")
+KV_QUERIES = (
+    "max by (replica) (exaserve_replica_kv_use_ratio)",  # several gateways tell of the same replicas
+    "max by (instance) (vllm:kv_cache_usage_perc)",
+    "max by (instance) (sglang:token_usage)",
+)
 GPU_QUERIES = (
     "avg(DCGM_FI_DEV_GPU_UTIL) / 100",
     "avg(nvidia_smi_utilization_gpu_ratio)",
@@ -162,6 +166,7 @@ async def query_prometheus(
     start: float,
     end: float,
     gpu_query: str = "",
+    kv_query: str = "",
     headers: Mapping[str, str] | None = None,
 ) -> Telemetry:
     """What a Prometheus server knows of a time.
@@ -170,6 +175,7 @@ async def query_prometheus(
         url: of the server, without ``/api``.
         start / end: seconds since 1970.
         gpu_query: in place of :data:`GPU_QUERIES`; must give one series of 0..1.
+        kv_query: in place of :data:`KV_QUERIES`; must give one series of 0..1 per replica.
     """
     out = Telemetry()
     step = max(1.0, (end - start) / 5_000.0)
@@ -189,10 +195,10 @@ async def query_prometheus(
             result: list[dict[str, Any]] = document["data"]["result"]
             return result
 
-        for query in KV_QUERIES:
+        for query in (kv_query,) if kv_query else KV_QUERIES:
             for each in await series(query):
                 labels = each["metric"]
-                name = labels.get("replica") or labels.get("instance") or "replica"
+                name = labels.get("replica") or labels.get("instance") or ", ".join(labels.values()) or "replica"
                 out.kv.setdefault(name, []).extend(_points(each, start))
             if out.kv:
                 break

@@ -77,6 +77,7 @@ def bench(
     metrics: opt.Metrics = None,
     prometheus: opt.Prometheus = "",
     gpu_query: opt.GpuQuery = "",
+    kv_query: opt.KvQuery = "",
     name: opt.Name = "",
     window: opt.Window = None,
     as_json: opt.AsJson = None,
@@ -102,7 +103,8 @@ def _command(
     if targets[0] in ("compare", "report"):
         return _read_results(targets[0], targets[1:], as_json, html)
     profile, step_s = given.pop("profile"), given.pop("step")
-    metrics, prometheus, gpu_query = given.pop("metrics"), given.pop("prometheus"), given.pop("gpu_query")
+    metrics = given.pop("metrics")
+    prometheus = tuple(given.pop(name) for name in ("prometheus", "gpu_query", "kv_query"))
     cost_per_hour, name = given.pop("cost_per_hour"), given.pop("name")
     options = _options(tuple(targets), given)
     for path in (as_json, records, html):
@@ -111,7 +113,7 @@ def _command(
         raise ConfigError("--profile steps the rate of an open loop; it does not go with --concurrency or --trace")
     setup = prepare(options)
     console = Console(stderr=as_json == Path("-"))
-    run = _Run(setup, console, _metric_urls(metrics or [], targets), prometheus, gpu_query, cost_per_hour, name)
+    run = _Run(setup, console, _metric_urls(metrics or [], targets), prometheus, cost_per_hour, name)
     outcome = run.go(step_s if profile else None)
     if profile:
         show_steps(console, outcome.steps, max((s.rate_per_s for s in outcome.steps if s.held), default=0.0))
@@ -169,16 +171,14 @@ class _Run:
         setup: Setup,
         console: Console,
         metric_urls: list[str],
-        prometheus: str,
-        gpu_query: str,
+        prometheus: tuple[str, ...],
         cost_per_hour: float,
         name: str,
     ) -> None:
         self.setup = setup
         self.console = console
         self.metric_urls = metric_urls
-        self.prometheus = prometheus
-        self.gpu_query = gpu_query
+        self.prometheus, self.gpu_query, self.kv_query = prometheus
         self.cost_per_hour = cost_per_hour
         self.name = name or setup.options.urls[0]
         self.stop = asyncio.Event()
@@ -220,7 +220,7 @@ class _Run:
                 result = await run_load(self.setup.config, plan, self.setup.processes, told, self.stop)
         telemetry = watch.telemetry
         if self.prometheus and began:
-            asked = await query_prometheus(self.prometheus, began[0], time.time(), self.gpu_query)
+            asked = await query_prometheus(self.prometheus, began[0], time.time(), self.gpu_query, self.kv_query)
             asked.kv = asked.kv or telemetry.kv
             telemetry = asked
         return result, telemetry

@@ -30,6 +30,7 @@ __all__ = [
     "IgnoreEos",
     "InflightMax",
     "Insecure",
+    "KvQuery",
     "MaxCompletionTokens",
     "Metrics",
     "Model",
@@ -159,6 +160,7 @@ Metrics = Annotated[
 ]
 Prometheus = Annotated[str, typer.Option(help="Server to ask for accelerator and KV use.", rich_help_panel=_VERDICT)]
 GpuQuery = Annotated[str, typer.Option(help="PromQL for accelerator use, 0..1.", rich_help_panel=_VERDICT)]
+KvQuery = Annotated[str, typer.Option(help="PromQL for KV use by replica, 0..1.", rich_help_panel=_VERDICT)]
 
 Name = Annotated[str, typer.Option(help="Name of the run in reports.", rich_help_panel=_OUT)]
 Window = Annotated[float | None, typer.Option(help="Seconds of a window (default: a twentieth).", rich_help_panel=_OUT)]
