@@ -18,10 +18,12 @@ import httpx
 from tests.e2e.harness import GatewayProcess
 from tests.real_vllm.server import Unavailable, command, environment, install
 
-__all__ = ["ADAPTER", "LATE_ADAPTER", "MODEL", "NODE", "Live", "live", "sample"]
+__all__ = ["ADAPTER", "HEADERS", "KEY", "LATE_ADAPTER", "MODEL", "NODE", "Live", "live", "sample"]
 
 NODE, MODEL, ADAPTER, LATE_ADAPTER = "n1", "tiny", "early", "late"
 """``ADAPTER`` is loaded at the start, ``LATE_ADAPTER`` lies ready."""
+KEY = "the-engines-own-key"
+HEADERS = {"authorization": f"Bearer {KEY}"}
 START_S = 420.0
 """Four imports of vLLM one after the other, twice at the same time."""
 STOP_S = 60.0
@@ -36,7 +38,7 @@ class Live:
         self.agent = agent
         self.engines = tuple(f"http://127.0.0.1:{port + index}" for index in range(2))
         self.program = folder / "vllm"
-        self.client = httpx.Client(base_url=gateway.url, timeout=90.0, trust_env=False)
+        self.client = httpx.Client(base_url=gateway.url, timeout=90.0, trust_env=False, headers=HEADERS)
 
     def complete(self, **more: Any) -> httpx.Response:
         """One completion through the gateway."""
@@ -128,6 +130,7 @@ def _cluster(folder: Path, port: int, cache: Path) -> dict[str, Any]:
             "OMP_NUM_THREADS": "1",
         },
         "nodes": [{"name": NODE, "address": "127.0.0.1"}],
+        "gateway": {"engine_api_key_file": str(folder / "key")},
         # A starved machine must not look like a hang or a lost agent.
         "agents": {
             "enabled": True,
@@ -151,6 +154,7 @@ def live(folder: Path) -> Iterator[Live]:
     script = Path(__file__).with_name("tiny_model.py")
     words = [str(python), str(script), *(str(folder / name) for name in ("model", ADAPTER, LATE_ADAPTER))]
     subprocess.run(words, env=environment(), check=True, timeout=120, capture_output=True)
+    (folder / "key").write_text(KEY)
     port = _ports(3)
     config = folder / "cluster.yaml"
     config.write_text(json.dumps(_cluster(folder, port, python.parent.parent / ".cache")))
@@ -158,7 +162,7 @@ def live(folder: Path) -> Iterator[Live]:
     with (folder / "agent.log").open("wb") as log:
         agent = subprocess.Popen(
             [sys.executable, "-m", "exaserve", "agent", "--config", str(config)],
-            env={**os.environ, "PATH": path},
+            env={**os.environ, "PATH": path, "VLLM_API_KEY": KEY},  # its engines inherit it
             stdout=log,
             stderr=log,
         )

@@ -15,7 +15,7 @@ import httpx
 import openai
 import pytest
 from tests.e2e.harness import until
-from tests.real_vllm.live import ADAPTER, LATE_ADAPTER, MODEL, NODE, Live, sample
+from tests.real_vllm.live import ADAPTER, HEADERS, KEY, LATE_ADAPTER, MODEL, NODE, Live, sample
 from tests.real_vllm.server import environment
 
 pytestmark = pytest.mark.xdist_group("real_vllm")
@@ -26,8 +26,8 @@ BACK_S = 300.0
 LOAD_PROMPTS = 12
 
 
-def official(live: Live) -> Any:
-    return openai.OpenAI(base_url=f"{live.gateway.url}/v1", api_key="none", max_retries=0, timeout=60.0)
+def official(live: Live, key: str = KEY) -> Any:
+    return openai.OpenAI(base_url=f"{live.gateway.url}/v1", api_key=key, max_retries=0, timeout=60.0)
 
 
 def test_plain_and_streamed_answers_come_from_both_replicas(live):
@@ -52,6 +52,13 @@ def test_plain_and_streamed_answers_come_from_both_replicas(live):
         answers = list(pool.map(lambda _: live.complete(max_tokens=32, ignore_eos=True), range(8)))
     assert [answer.status_code for answer in answers] == [200] * 8
     assert {answer.headers["x-exaserve-replica"] for answer in answers} == {f"{NODE}/r0", f"{NODE}/r1"}
+
+
+def test_engines_that_ask_for_a_key_are_watched_with_it_and_clients_need_it_too(live):
+    """That they are ready at all shows that the agent's probes carried it."""
+    with pytest.raises(openai.AuthenticationError):
+        official(live, "another").completions.create(model=MODEL, prompt="a", max_tokens=1)
+    assert live.row(0)["eligible"], "a client's wrong key is no fault of the engine"
 
 
 def test_an_engine_stops_when_the_client_leaves(live):
@@ -116,7 +123,7 @@ def test_adapters_are_loaded_and_unloaded_while_it_runs(live):
 
     engine = live.engines[0]
     load = {"lora_name": LATE_ADAPTER, "lora_path": str(live.folder / LATE_ADAPTER)}
-    loaded = httpx.post(f"{engine}/v1/load_lora_adapter", json=load, timeout=30.0, trust_env=False)
+    loaded = httpx.post(f"{engine}/v1/load_lora_adapter", json=load, headers=HEADERS, timeout=30.0, trust_env=False)
     assert loaded.status_code == 200, loaded.text
     until(lambda: LATE_ADAPTER in live.row(0)["models"], 20.0, "the agent finds it")
     answers = [live.complete(**ask, model=LATE_ADAPTER) for _ in range(3)]
@@ -124,7 +131,9 @@ def test_adapters_are_loaded_and_unloaded_while_it_runs(live):
     assert answers[0].json()["choices"][0]["text"] not in texts
 
     unload = {"lora_name": LATE_ADAPTER}
-    unloaded = httpx.post(f"{engine}/v1/unload_lora_adapter", json=unload, timeout=30.0, trust_env=False)
+    unloaded = httpx.post(
+        f"{engine}/v1/unload_lora_adapter", json=unload, headers=HEADERS, timeout=30.0, trust_env=False
+    )
     assert unloaded.status_code == 200, unloaded.text
     until(lambda: live.row(0)["models"] == [MODEL, ADAPTER], 20.0, "and that it has gone")
     assert live.complete(**ask, model=LATE_ADAPTER).status_code == 404
@@ -136,7 +145,8 @@ def load_client(live: Live, path: Path) -> subprocess.CompletedProcess[str]:
     command += ["--endpoint", "/v1/completions", "--model", MODEL, "--tokenizer", str(live.folder / "model")]
     command += ["--dataset-name", "random", "--random-input-len", "64", "--random-output-len", "16"]
     command += ["--num-prompts", str(LOAD_PROMPTS), "--save-result", "--result-filename", str(path)]
-    return subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=180, check=False)
+    env = environment() | {"OPENAI_API_KEY": KEY}
+    return subprocess.run(command, env=env, capture_output=True, text=True, timeout=180, check=False)
 
 
 def test_a_killed_engine_is_restarted_while_the_other_answers(live, tmp_path):

@@ -6,6 +6,7 @@ import json
 
 import pytest
 from tests.calibrate.command import exaserve
+from tests.real_vllm.live import KEY
 
 from exaserve.config import load_profile
 
@@ -28,7 +29,7 @@ RUNS = [
 
 def test_a_real_engine_is_measured_and_the_profile_says_what_it_does_not_know(real_vllm, tmp_path):
     path = tmp_path / "tiny.yaml"
-    code, output = exaserve("calibrate", real_vllm, "-o", str(path), "--no-probes", *RUNS)
+    code, output = exaserve("calibrate", real_vllm, "--api-key", KEY, "-o", str(path), "--no-probes", *RUNS)
     assert code in (0, 1), output
     found = load_profile(path)
     assert found.engine == "vllm"
@@ -41,7 +42,17 @@ def test_a_real_engine_is_measured_and_the_profile_says_what_it_does_not_know(re
     if "prefill_tokens_per_s" in found.constants:
         assert 50.0 < found.value("prefill_tokens_per_s") < 1e6
         code, output = exaserve(
-            "calibrate", real_vllm, "--check", str(path), *RUNS[:2], "--batches", "1", "--contexts", "64"
+            "calibrate",
+            real_vllm,
+            "--api-key",
+            KEY,
+            "--check",
+            str(path),
+            *RUNS[:2],
+            "--batches",
+            "1",
+            "--contexts",
+            "64",
         )
         assert "median error" in output
 
@@ -53,6 +64,8 @@ def test_bench_counts_what_the_engine_counts(real_vllm, tmp_path):
     code, output = exaserve(
         "bench",
         real_vllm,
+        "--api-key",
+        KEY,
         "--workload",
         str(mix),
         "--rate",
