@@ -64,6 +64,28 @@ environment: {NCCL_DEBUG: WARN}
     assert str(units[1].log_path) == "/state/logs/node1_r1.log"
 
 
+@pytest.mark.parametrize(
+    ("connector", "variables"),
+    [
+        ("NixlPullConnector", {"VLLM_NIXL_SIDE_CHANNEL_PORT"}),
+        ("MooncakeConnector", {"VLLM_MOONCAKE_BOOTSTRAP_PORT"}),
+        ("OffloadingConnector", {"VLLM_P2P_SIDE_CHANNEL_PORT"}),
+        (
+            "MultiConnector",
+            {"VLLM_NIXL_SIDE_CHANNEL_PORT", "VLLM_MOONCAKE_BOOTSTRAP_PORT", "VLLM_P2P_SIDE_CHANNEL_PORT"},
+        ),
+        ("LMCacheConnectorV1", set()),
+    ],
+)
+def test_replicas_of_a_node_meet_others_at_ports_of_their_own(connector, variables) -> None:
+    first, second = plans(f"{{model: m/x, engine: vllm, num_replicas_per_node: 2, kv_connector: {connector}}}")
+    known = {"VLLM_PORT"}
+    found = {name for name in first.env if name.endswith("_PORT")}
+    assert found == variables | known
+    ports = [unit.env[name] for unit in (first, second) for name in found]
+    assert len(set(ports)) == len(ports)
+
+
 def test_sglang() -> None:
     (unit,) = plans("""
 model: Qwen/Qwen3-32B

@@ -124,12 +124,23 @@ def _vllm(r: LaunchRequest) -> Launch:
         if r.kv_connector_config:
             transfer["kv_connector_extra_config"] = dict(r.kv_connector_config)
         argv += ["--kv-transfer-config", json.dumps(transfer, separators=(",", ":"))]
-        if r.kv_connector == "NixlConnector" and r.side_port:
-            env |= {"VLLM_NIXL_SIDE_CHANNEL_HOST": r.host, "VLLM_NIXL_SIDE_CHANNEL_PORT": str(r.side_port)}
+        env |= _side_channel(r)
     if r.loras:
         argv += ["--enable-lora", "--lora-modules", *(f"{name}={path}" for name, path in r.loras)]
         env["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] = "1"
     return Launch((*argv, *r.extra), env)
+
+
+def _side_channel(r: LaunchRequest) -> dict[str, str]:
+    """Where connectors of vLLM meet each other: their default ports are the same for every replica of a node."""
+    env: dict[str, str] = {}
+    if r.side_port and r.kv_connector.startswith(("Nixl", "Multi")):
+        env |= {"VLLM_NIXL_SIDE_CHANNEL_HOST": r.host, "VLLM_NIXL_SIDE_CHANNEL_PORT": str(r.side_port)}
+    if r.side_port and r.kv_connector.startswith(("Mooncake", "Multi")):
+        env["VLLM_MOONCAKE_BOOTSTRAP_PORT"] = str(r.side_port + 2)
+    if r.side_port and r.kv_connector.startswith(("Offloading", "Multi")):
+        env |= {"VLLM_P2P_SIDE_CHANNEL_HOST": r.host, "VLLM_P2P_SIDE_CHANNEL_PORT": str(r.side_port + 3)}
+    return env
 
 
 def _sglang(r: LaunchRequest) -> Launch:
