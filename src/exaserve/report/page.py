@@ -10,8 +10,9 @@ __all__ = ["Cell", "Figure", "page", "table"]
 
 _LIGHT = ("#0b6fa4", "#c2410c", "#15803d", "#7c3aed", "#a16207", "#be123c", "#0f766e", "#475569")
 _DARK = ("#58b4e6", "#fb923c", "#5fd08a", "#b79bff", "#e0b445", "#fb7185", "#4fd1c5", "#a8b4c4")
-_HEAT = (235, 92, 30)
-"""Hue and the lightness of the lowest and the highest step."""
+_HEAT, _HEAT_DARK = (92, 30), (24, 78)
+"""Lightness of the lowest and of the highest step, %: more stands out against what is behind it."""
+_HEAT_HUE = 235
 
 
 def _variables(colours: Sequence[str], text: str, soft: str, back: str, panel: str, edge: str) -> str:
@@ -57,13 +58,16 @@ dt{color:var(--soft)}dd{margin:0;overflow-wrap:anywhere}
 """
 
 
+def _heat(low: int, high: int) -> str:
+    steps = [f"hsl({_HEAT_HUE - i * 3} {45 + i * 4}% {low + (high - low) * i // 9}%)" for i in range(10)]
+    return "".join(f".h{i}{{fill:{step}}}.legend i.h{i}{{background:{step}}}" for i, step in enumerate(steps))
+
+
 def _css() -> str:
     light = _variables(_LIGHT, "#0f172a", "#52607a", "#f8fafc", "#ffffff", "#dbe2ec")
     dark = _variables(_DARK, "#e5e9f0", "#9aa6b8", "#10151d", "#18202b", "#2c3746")
     series = "".join(f".s{i}{{--c:var(--s{i})}}" for i in range(len(_LIGHT)))
-    hue, low, high = _HEAT
-    steps = [f"hsl({hue - i * 3} {45 + i * 4}% {low + (high - low) * i // 9}%)" for i in range(10)]
-    heat = "".join(f".h{i}{{fill:{step}}}.legend i.h{i}{{background:{step}}}" for i, step in enumerate(steps))
+    heat = f"{_heat(*_HEAT)}@media(prefers-color-scheme:dark){{{_heat(*_HEAT_DARK)}}}"
     scheme = f":root{{color-scheme:light dark;{light}}}@media(prefers-color-scheme:dark){{:root{{{dark}}}}}"
     return scheme + _RULES + series + heat
 
