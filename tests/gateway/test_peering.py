@@ -24,7 +24,7 @@ from exaserve.emulator.config import EmulatorConfig
 from exaserve.emulator.server import Emulator
 from exaserve.gateway import peer_link, peering, telling
 from exaserve.gateway.peer_frames import FrameReader, Hello, Placed, write_hello
-from exaserve.gateway.peer_link import Offset
+from exaserve.gateway.peer_lag import Lag, Offset
 from exaserve.gateway.peering import SILENCE_MAX_S, Peering
 from exaserve.gateway.telling import Outbox, TellingScheduler
 from exaserve.observe import EventLog, null_log
@@ -32,6 +32,8 @@ from exaserve.scheduling import Placement, Scheduler, SchedulerConfig
 
 pytestmark = pytest.mark.may_block
 TOKEN = "a shared secret of some length"
+BUSY_S = 60.0
+"""Several gateways and their engines share one event loop here, which makes all of them late."""
 
 
 # ---- whole gateways ------------------------------------------------------------------------------------------------
@@ -68,6 +70,7 @@ def gateway_of(emulator: Emulator, k: int, port: int, ports: list[int]) -> Watch
                 name=f"g{k}",
                 peer_listen=f"127.0.0.1:{port}",
                 peers=tuple(f"127.0.0.1:{each}" for each in ports),
+                peer_lag_max_s=BUSY_S,
             ),
         ),
         None,
@@ -206,7 +209,9 @@ def facts(tokens: int = 100) -> RequestFacts:
 class Node:
     """One gateway's peering without the rest of it."""
 
-    def __init__(self, name: str, peers: list[int], listen: int | None, token: str | None = TOKEN) -> None:
+    def __init__(
+        self, name: str, peers: list[int], listen: int | None, token: str | None = TOKEN, lag_max_s: float = BUSY_S
+    ) -> None:
         self.outbox = Outbox()
         self.scheduler = scheduler_of(self.outbox)
         self.lines: list[str] = []
@@ -214,6 +219,7 @@ class Node:
             name=name,
             peers=tuple(f"127.0.0.1:{port}" for port in peers),
             peer_listen="" if listen is None else f"127.0.0.1:{listen}",
+            peer_lag_max_s=lag_max_s,
         )
         log = EventLog(self.lines.append, burst_max=1000, level="debug")
         self.peering = Peering(settings, token, self.scheduler, self.outbox, log, time.monotonic, Random(0), None)
@@ -472,7 +478,7 @@ def linked(scheduler: Scheduler, ticks: Iterator[float]) -> Callable[[bytes], No
     link = peer_link.Link.__new__(peer_link.Link)
     link.owner = Owner()  # type: ignore[assignment]
     link.peer, link.established, link._replicas, link._event_at = "one", True, {}, next(ticks)
-    link._offset = Offset()
+    link.lag, link.deaf = Lag(), False
     reader = FrameReader()
 
     def feed(data: bytes) -> None:

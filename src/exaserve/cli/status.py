@@ -178,7 +178,9 @@ def _peers(peering: dict[str, Any]) -> str:
     count = f"{style}{connected} of {expected} peers[/]" if style else f"{connected} of {expected} peers"
     worst = max((peer["lag_s"] for peer in peering["peers"]), default=0.0)
     told = peering["told_in_flight"]
-    return f"gateway {escape(peering['name'])} · {count} · {told} told in flight · lag {worst * 1000:.1f} ms"
+    slow = sum(bool(peer.get("slow")) for peer in peering["peers"])
+    note = f" · [yellow]{slow} too slow to decide by[/]" if slow else ""
+    return f"gateway {escape(peering['name'])} · {count} · {told} told in flight · lag {worst * 1000:.1f} ms{note}"
 
 
 def _rates(now: Snapshot, before: Snapshot | None) -> dict[str, float]:

@@ -96,6 +96,9 @@ class GatewaySettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     """``host:port`` where peers connect; not needed where every peer listens."""
     peer_token_file: str = ""
     """File with the secret that peers share; needed unless all addresses are loopback."""
+    peer_lag_max_s: float = 0.05
+    """A peer whose messages are older than this when they come is not decided by: two gateways would choose the same
+    idle replica meanwhile. It counts again below half of it. Seconds."""
     engine_api_key_file: str = ""
     """File with the key that engines were started with (vLLM's ``--api-key``), for probes and telemetry, of the gateway
     and of the agents. Clients' own ``Authorization`` passes through untouched."""

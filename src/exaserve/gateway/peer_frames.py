@@ -13,6 +13,8 @@ type    name     body
 6       PLACED   ref, replica number, uncached prompt tokens, KV tokens (u32 each), flags, age in seconds (f32)
 7       FIRST    ref: its first token came
 8       DONE     ref: it ended, however it ended
+9       ECHO     the other's clock in its last TIME (f64), and how long that was held, seconds (f32)
+10      WANT     send me your whole picture
 ======  =======  ==========================================================================================
 
 A reader takes bytes cut anywhere. Whatever is not this language raises :class:`FrameError`, and the connection ends.
@@ -32,6 +34,7 @@ __all__ = [
     "Auth",
     "Define",
     "Done",
+    "Echo",
     "First",
     "Frame",
     "FrameError",
@@ -40,19 +43,22 @@ __all__ = [
     "Placed",
     "Reset",
     "Time",
+    "Want",
     "proof",
     "write_auth",
     "write_define",
     "write_done",
+    "write_echo",
     "write_first",
     "write_hello",
     "write_placed",
     "write_reset",
     "write_time",
+    "write_want",
 ]
 
 MAGIC = b"EXSP"
-VERSION = 1
+VERSION = 2
 STREAM = 1
 """Flag of PLACED: the answer is streamed, so a first token will be told."""
 DECODING = 2
@@ -68,6 +74,7 @@ _TIME = struct.Struct("<Bd")
 _DEFINE = struct.Struct("<BIH")
 _PLACED = struct.Struct("<BIIIIBf")
 _REF = struct.Struct("<BI")
+_ECHO = struct.Struct("<Bdf")
 AGE_MAX_S = 86_400.0
 
 
@@ -115,7 +122,16 @@ class Done(NamedTuple):
     ref: int
 
 
-Frame = Hello | Auth | Time | Reset | Define | Placed | First | Done
+class Echo(NamedTuple):
+    sent_at: float
+    held_s: float
+
+
+class Want(NamedTuple):
+    pass
+
+
+Frame = Hello | Auth | Time | Reset | Define | Placed | First | Done | Echo | Want
 
 
 def write_hello(hello: Hello) -> bytes:
@@ -154,6 +170,14 @@ def write_first(ref: int) -> bytes:
 
 def write_done(ref: int) -> bytes:
     return _REF.pack(8, ref)
+
+
+def write_echo(sent_at: float, held_s: float) -> bytes:
+    return _ECHO.pack(9, sent_at, min(max(held_s, 0.0), AGE_MAX_S))
+
+
+def write_want() -> bytes:
+    return b"\x0a"
 
 
 def proof(token: bytes, role: Literal["dialed", "accepted"], own: Hello, other: Hello) -> bytes:
@@ -232,6 +256,13 @@ def _time(data: bytes, at: int) -> _Taken:
     return Time(sent_at), _TIME.size
 
 
+def _echo(data: bytes, at: int) -> _Taken:
+    _, sent_at, held_s = _ECHO.unpack_from(data, at)
+    if not math.isfinite(sent_at) or not 0.0 <= held_s <= AGE_MAX_S:
+        raise FrameError("an echo is out of range")
+    return Echo(sent_at, held_s), _ECHO.size
+
+
 def _text(raw: bytes) -> str:
     try:
         text = raw.decode()
@@ -251,4 +282,6 @@ _READ = {
     6: (_PLACED.size, _placed),
     7: (_REF.size, lambda data, at: (First(_REF.unpack_from(data, at)[1]), _REF.size)),
     8: (_REF.size, lambda data, at: (Done(_REF.unpack_from(data, at)[1]), _REF.size)),
+    9: (_ECHO.size, _echo),
+    10: (1, lambda _data, _at: (Want(), 1)),
 }

@@ -16,6 +16,7 @@ from exaserve.gateway.peer_frames import (
     Auth,
     Define,
     Done,
+    Echo,
     First,
     Frame,
     FrameError,
@@ -24,22 +25,23 @@ from exaserve.gateway.peer_frames import (
     Placed,
     Reset,
     Time,
+    Want,
     proof,
     write_auth,
+    write_echo,
     write_hello,
     write_time,
+    write_want,
 )
+from exaserve.gateway.peer_lag import Lag
 from exaserve.gateway.telling import Outbox
 from exaserve.scheduling import Scheduler
 
-__all__ = ["BUFFER_BYTES_MAX", "Link", "Offset", "Owner"]
+__all__ = ["BUFFER_BYTES_MAX", "Link", "Owner"]
 
 BUFFER_BYTES_MAX = 1_048_576
 """Bytes waiting for one slow peer (about 50,000 events); above it events are left out and the picture sent later."""
-_OFFSET_WINDOW_S = 10.0
 _CLOSED = "the peer closed the connection"
-_LAG_STEP = 1 / 64
-"""Weight of one write in the running mean of the lag."""
 
 
 class Owner(Protocol):
@@ -60,29 +62,6 @@ class Owner(Protocol):
     def lost(self, link: Link) -> None: ...
 
 
-class Offset:
-    """Another clock against ours: the least difference seen in the last 10 to 20 seconds, when delay was least."""
-
-    __slots__ = ("_before", "_until", "_value")
-
-    def __init__(self) -> None:
-        self._value = self._before = float("inf")
-        self._until = float("-inf")
-
-    def observe(self, sent_at: float, now: float) -> float:
-        """Returns how much later than usual a message sent at ``sent_at`` of the other clock came, seconds."""
-        difference = now - sent_at
-        if now >= self._until:
-            self._before, self._value = self._value, difference
-            self._until = now + _OFFSET_WINDOW_S
-        self._value = min(self._value, difference)
-        return difference - self.least
-
-    @property
-    def least(self) -> float:
-        return min(self._value, self._before)
-
-
 class Link(asyncio.Protocol):
     """One connection to a peer, from the first byte to the last."""
 
@@ -97,13 +76,16 @@ class Link(asyncio.Protocol):
         self.why = _CLOSED
         self.opened_at = self.heard_at = owner.clock()
         self.received = self.sent_bytes = self.resyncs = 0
-        self.lag_s = 0.0
+        self.lag = Lag()
+        self.deaf = False
+        """What the peer tells is not charged: it is slow, or was and has not sent its whole picture yet."""
         self.closed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._own = Hello(owner.instance, secrets.token_bytes(16), owner.name)
         self._reader = FrameReader()
         self._replicas: dict[int, ReplicaId] = {}
-        self._offset = Offset()
         self._event_at = 0.0
+        self._peer_time: tuple[float, float] | None = None
+        """The peer's clock in its last message, and ours when that came."""
         self._transport: asyncio.Transport | None = None
 
     # ---- asyncio ------------------------------------------------------------------------------------------------
@@ -168,6 +150,23 @@ class Link(asyncio.Protocol):
         now = self.owner.clock()
         self.write(write_time(now) + self.owner.outbox.picture(now))
 
+    def beat(self, now: float) -> None:
+        """A sign of life, with the peer's own last time, from which it learns the round trip."""
+        data = write_time(now)
+        if self._peer_time is not None:
+            sent_at, came_at = self._peer_time
+            data += write_echo(sent_at, now - came_at)
+        self.write(data)
+
+    def deafen(self, now: float) -> None:
+        """Nothing that the peer tells is believed from here on, and what it told is forgotten."""
+        self.deaf = True
+        self.owner.scheduler.peer_lost(self.peer, now)
+
+    def listen(self) -> None:
+        """Asks for the whole picture, from which on the peer is believed again."""
+        self.write(write_want())
+
     def drop(self, why: str) -> None:
         """Ends the connection at once."""
         self.why = why
@@ -184,9 +183,22 @@ class Link(asyncio.Protocol):
         scheduler = self.owner.scheduler
         kind = type(frame)
         if kind is Time:
-            late_s = self._offset.observe(frame.sent_at, now)  # type: ignore[union-attr]
-            self.lag_s += _LAG_STEP * (late_s - self.lag_s)
-            self._event_at = min(frame.sent_at + self._offset.least, now)  # type: ignore[union-attr]
+            sent_at = frame.sent_at  # type: ignore[union-attr]
+            self.lag.heard(sent_at, now)
+            self._peer_time = (sent_at, now)
+            self._event_at = min(sent_at + self.lag.offset.least, now)
+        elif isinstance(frame, Echo):
+            self.lag.echoed(frame.sent_at, frame.held_s, now)
+        elif isinstance(frame, Define):
+            self._replicas[frame.number] = ReplicaId(frame.replica)
+        elif kind is Reset:
+            scheduler.peer_lost(self.peer, now)
+            self._replicas.clear()
+            self.deaf = self.lag.slow
+        elif kind is Want:
+            self.send_picture()
+        elif self.deaf:
+            return
         elif isinstance(frame, Placed):
             replica = self._replicas.get(frame.number)
             if replica is None:
@@ -201,11 +213,6 @@ class Link(asyncio.Protocol):
             scheduler.told_first_token(self.peer, frame.ref, self._event_at)  # type: ignore[union-attr]
         elif kind is Done:
             scheduler.told_done(self.peer, frame.ref, self._event_at)  # type: ignore[union-attr]
-        elif isinstance(frame, Define):
-            self._replicas[frame.number] = ReplicaId(frame.replica)
-        elif kind is Reset:
-            scheduler.peer_lost(self.peer, now)
-            self._replicas.clear()
         else:
             raise FrameError("a second greeting")
 

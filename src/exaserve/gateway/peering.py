@@ -17,7 +17,7 @@ import asyncio
 import os
 import secrets
 import socket
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from random import Random
 from typing import Any
@@ -52,7 +52,9 @@ class PeerView:
 
     Attributes:
         told: its placements charged here.
-        lag_s: how much later than at best its messages come, running mean, seconds.
+        lag_s: how old its messages are when they come: half the least round trip and the mean lateness of the last
+            seconds.
+        slow: whether that is above ``gateway.peer_lag_max``, so that what it tells is not decided by.
         resyncs: whole pictures sent to it beyond the first.
     """
 
@@ -64,6 +66,7 @@ class PeerView:
     received: int
     sent_bytes: int
     lag_s: float
+    slow: bool
     resyncs: int
 
 
@@ -122,6 +125,7 @@ class Peering:
         self._dialers: list[asyncio.Task[None]] = []
         self._timer: asyncio.TimerHandle | None = None
         self._homes_timer: asyncio.TimerHandle | None = None
+        self._dealing: asyncio.Handle | None = None
         self._tick_due = 0.0
         self._beat_due = 0.0
         self._stopping = False
@@ -163,7 +167,7 @@ class Peering:
     async def stop(self) -> None:
         """Closes everything; peers forget this gateway at once."""
         self._stopping = True
-        for timer in (self._timer, self._homes_timer):
+        for timer in (self._timer, self._homes_timer, self._dealing):
             if timer is not None:
                 timer.cancel()
         for task in self._dialers:
@@ -210,10 +214,23 @@ class Peering:
                 link.drop("the greeting took too long")
         if now >= self._beat_due:
             self._beat_due = now + HEARTBEAT_S - TICK_S / 2
-            beat = write_time(now)
             for link in self._links.values():
                 if not link.lagging:
-                    link.write(beat)
+                    link.beat(now)
+        for link in self._links.values():
+            if link.lag.judge(self._settings.peer_lag_max_s):
+                self._slow(link, now)
+
+    def _slow(self, link: Link, now: float) -> None:
+        """The peer has become slow, or is so no longer."""
+        lag_ms = round(link.lag.lag_s * 1e3, 1)
+        if link.lag.slow:
+            link.deafen(now)
+            self._log.warning("peer_slow", peer=link.peer, lag_ms=lag_ms, why="its placements come too late")
+        else:
+            link.listen()
+            self._log.info("peer_in_time", peer=link.peer, lag_ms=lag_ms)
+        self._homes_soon()
 
     # ---- dialling -----------------------------------------------------------------------------------------------
     async def _keep(self, host: str, port: int) -> None:
@@ -318,7 +335,21 @@ class Peering:
 
     def _set_homes(self) -> None:
         self._homes_timer = None
-        self.scheduler.set_gateways(self.name, [self.name, *self._links])
+        near = [link.peer for link in self._links.values() if not link.lag.slow]
+        untold = len(near) < len(self._links)
+        self._deal(self.scheduler.dealing(self.name, [self.name, *near], untold=untold))
+
+    def _deal(self, dealing: Iterator[None]) -> None:
+        """A piece in each turn of the loop; a new deal ends the one before, where that is not through yet."""
+        if self._dealing is not None:
+            self._dealing.cancel()
+            self._dealing = None
+        if next(dealing, self) is None:
+            self._dealing = asyncio.get_running_loop().call_soon(self._deal_on, dealing)
+
+    def _deal_on(self, dealing: Iterator[None]) -> None:
+        self._dealing = None
+        self._deal(dealing)
 
     # ---- looking ------------------------------------------------------------------------------------------------
     def peers(self) -> tuple[str, ...]:
@@ -340,7 +371,8 @@ class Peering:
                 told=self.scheduler.told(link.peer),
                 received=link.received,
                 sent_bytes=link.sent_bytes,
-                lag_s=link.lag_s,
+                lag_s=link.lag.lag_s,
+                slow=link.lag.slow,
                 resyncs=link.resyncs,
             )
             for _, link in sorted(self._links.items())
@@ -366,7 +398,8 @@ class Peering:
         told = Family("exaserve_peer_told_inflight", "gauge", "The peer's placements charged here.")
         received = Family("exaserve_peer_received_total", "counter", "Messages from the peer on this connection.")
         sent = Family("exaserve_peer_sent_bytes_total", "counter", "Bytes to the peer on this connection.")
-        lag = Family("exaserve_peer_lag_seconds", "gauge", "How much later than at best the peer's messages come.")
+        lag = Family("exaserve_peer_lag_seconds", "gauge", "How old the peer's messages are when they come.")
+        slow = Family("exaserve_peer_slow", "gauge", "1 where that is above gateway.peer_lag_max.")
         resyncs = Family("exaserve_peer_resyncs_total", "counter", "Whole pictures sent because the peer was slow.")
         events = Family("exaserve_peer_events_total", "counter", "Placements, first tokens and ends told to peers.")
         losses = Family("exaserve_peer_losses_total", "counter", "Peers lost, replaced connections included.")
@@ -380,5 +413,6 @@ class Peering:
             received.add(view.received, head)
             sent.add(view.sent_bytes, head)
             lag.add(view.lag_s, head)
+            slow.add(int(view.slow), head)
             resyncs.add(view.resyncs, head)
-        return [expected, connected, told, received, sent, lag, resyncs, events, losses]
+        return [expected, connected, told, received, sent, lag, slow, resyncs, events, losses]
