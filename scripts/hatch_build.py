@@ -33,6 +33,7 @@ COMPILED = (
     "scheduling/admission.py",
     "scheduling/entropy.py",
     "scheduling/filters.py",
+    "scheduling/idle.py",
     "scheduling/learning.py",
     "scheduling/ledger.py",
     "scheduling/peers.py",
