@@ -103,6 +103,15 @@ def test_percentile_axes_reach_as_far_as_there_are_values():
     assert "99.9 %" not in percentiles([("a", [float(i) for i in range(50)], 0)], "few")
 
 
+def test_rates_are_drawn_in_their_order_not_in_that_of_the_search():
+    steps = [StepView(rate, rate, 0.1, 0.2, held=True) for rate in (10.0, 40.0, 20.0, 30.0)]
+    text = runs_report("profile", [dataclasses.replace(view("x"), steps=steps)])
+    line = text[text.index("latency by rate") :].split('class="line')[1].split('d="M')[1].split('"')[0]
+    xs = [float(point.split()[0]) for point in line.split("L")]
+    assert xs == sorted(xs)
+    assert len(xs) == 4
+
+
 def test_what_stands_at_the_edge_of_a_plot_is_not_cut():
     svg = percentiles([("a", [float(i) for i in range(2_000)], 0)], "many")
     assert 'text-anchor="end">99.99 %' in svg

@@ -29,7 +29,7 @@ h3{font-size:.95rem;margin:0 0 .4rem;font-weight:600}
 p{margin:.3rem 0}.soft,figcaption{color:var(--soft);font-size:.85rem}
 .grid{display:grid;grid-template-columns:repeat(auto-fill,minmax(min(100%,420px),1fr));gap:.8rem}
 figure{margin:0;background:var(--panel);border:1px solid var(--edge);border-radius:8px;padding:.7rem}
-figure.wide{grid-column:1/-1}
+figure.wide{grid-column:1/-1}figure.wide svg{max-width:720px}
 svg{width:100%;height:auto;display:block;font-size:12.5px}
 svg text{fill:var(--soft)}svg .grid{stroke:var(--edge);stroke-width:1;fill:none}
 svg .line{fill:none;stroke:var(--c);stroke-width:1.8;stroke-linejoin:round}svg .dashed{stroke-dasharray:5 4;opacity:.8}

@@ -269,16 +269,17 @@ def _bars(runs: Sequence[RunView], names: Sequence[str]) -> list[Figure]:
 
 
 def _steps(run: RunView) -> list[Figure]:
-    rates = [step.rate_per_s for step in run.steps]
+    steps = sorted(run.steps, key=lambda step: step.rate_per_s)  # they were tried in another order
+    rates = [step.rate_per_s for step in steps]
     latency = [
-        Series("P50", rates, [step.ttft_p50_s for step in run.steps], 2),
-        Series("P99", rates, [step.ttft_p99_s for step in run.steps], 1),
+        Series("P50", rates, [step.ttft_p50_s for step in steps], 2),
+        Series("P99", rates, [step.ttft_p99_s for step in steps], 1),
     ]
     answered = [
-        Series("answered", rates, [step.answered_per_s for step in run.steps], 0),
+        Series("answered", rates, [step.answered_per_s for step in steps], 0),
         Series("offered", rates, rates, 7, dashed=True),
     ]
-    held = [step.rate_per_s for step in run.steps if step.held]
+    held = [step.rate_per_s for step in steps if step.held]
     caption = f"held up to {max(held):g} requests/s" if held else "not held at the lowest rate"
     return [
         Figure("Time to first token", lines(latency, "latency by rate", "offered requests/s"), caption),
