@@ -106,7 +106,11 @@ def test_two_runs_are_compared_and_drawn(emulator, tmp_path):
         bench(emulator.urls[0], *FAST, "--seed", seed, "--json", paths[-1])
     output = bench("compare", *paths, "--json", tmp_path / "c.json", "--html", tmp_path / "c.html", code=0)
     assert "two against one" in output, "runs of one endpoint are told apart by their files"
-    differences = json.loads((tmp_path / "c.json").read_text())["differences"]
+    assert "the runs differ in seed: 1 and 2" in output
+    assert "answered requests/s" in output, "a server that answers less may well be faster"
+    found = json.loads((tmp_path / "c.json").read_text())
+    assert "seed: 1 and 2" in found["unlike"]
+    differences = found["differences"]
     assert {d["metric"] for d in differences} >= {"p50_ttft", "p99_ttft", "p50_latency"}
     parser, text = page(tmp_path / "c.html")
     assert parser.tags["svg"] >= 3

@@ -14,13 +14,16 @@ from exaserve.bench.stats import Summary
 from exaserve.bench.telemetry import Telemetry
 from exaserve.report import GateView, HeatView, RunView, ScenarioView, StepView, seconds
 
-__all__ = ["KIND", "Outcome", "Step", "client_problems", "document", "run_view"]
+__all__ = ["KIND", "Outcome", "Step", "client_problems", "document", "lines_beside", "run_view", "unlike"]
 
 KIND = "exaserve-bench"
 VERSION = 1
 SAMPLES_MAX = 200_000
 """Answers per scenario in the document; of more, evenly many are kept."""
 HEAT_COLUMNS_MAX = 60
+
+OFFERED_UNLIKE = 0.02
+"""Share by which the offered rates of two runs may differ without a word."""
 
 LAG_P99_S, LAG_P99_SHARE = 0.005, 0.05
 LAG_MAX_S, LAG_MAX_SHARE = 0.05, 0.10
@@ -238,6 +241,35 @@ def _rows(doc: Mapping[str, Any]) -> list[tuple[str, str]]:
         if name in figures:
             rows.append((text, f"{figures[name]:.3f}" if name == "kv_spread" else f"{figures[name]:.1%}"))
     return rows
+
+
+def lines_beside(docs: Sequence[Mapping[str, Any]]) -> list[tuple[str, ...]]:
+    """Counts and rates of several documents, one line for each figure: its name, then one text per document."""
+    found = [
+        {
+            **{name: f"{doc['summary']['all'][name]:,}" for name in ("requests", "failed", "cut")},
+            **dict(_rows(doc)),
+        }
+        for doc in docs
+    ]
+    names = dict.fromkeys(name for rows in found for name in rows)
+    return [(name, *(rows.get(name, "-") for rows in found)) for name in names]
+
+
+_ALIKE = ("workload", "load", "seed", "stream", "duration", "prompt lengths")
+
+
+def unlike(first: Mapping[str, Any], second: Mapping[str, Any]) -> list[str]:
+    """In what two documents' runs differ that should be alike for their comparison to be one of the servers."""
+    out = []
+    for name in _ALIKE:
+        one, two = first["facts"].get(name), second["facts"].get(name)
+        if one != two:
+            out.append(f"{name}: {_words(one)} and {_words(two)}")
+    one, two = first["summary"]["offered_per_s"], second["summary"]["offered_per_s"]
+    if abs(one - two) > OFFERED_UNLIKE * max(one, two):
+        out.append(f"offered rate: {one:,.4g} and {two:,.4g} requests/s")
+    return out
 
 
 def _pair(figures: Mapping[str, Any]) -> str:

@@ -16,7 +16,7 @@ from rich.console import Console
 from exaserve.bench import LoadResult, Progress, Summary, summarise
 from exaserve.bench.compare import compare_runs
 from exaserve.bench.knee import KneeSearch, judge_step
-from exaserve.bench.outcome import KIND, Outcome, Step, client_problems, document, run_view
+from exaserve.bench.outcome import KIND, Outcome, Step, client_problems, document, lines_beside, run_view, unlike
 from exaserve.bench.record import Record
 from exaserve.bench.slo import Measured, evaluate, goodput
 from exaserve.bench.telemetry import MetricsWatch, Telemetry, query_prometheus
@@ -24,7 +24,7 @@ from exaserve.bench.workers import run_load
 from exaserve.cli import bench_options as opt
 from exaserve.cli.bench_live import LiveView
 from exaserve.cli.bench_setup import RATE, BenchOptions, Setup, prepare
-from exaserve.cli.bench_show import show_differences, show_outcome, show_steps
+from exaserve.cli.bench_show import show_beside, show_differences, show_outcome, show_steps
 from exaserve.domain.errors import ConfigError
 from exaserve.report import runs_report, seconds
 from exaserve.workload import Plan
@@ -400,6 +400,7 @@ def _read_results(what: str, paths: Sequence[str], as_json: Path | None, html: P
         if what == "report":
             return
         differences = compare_runs(docs[0]["samples"], docs[1]["samples"])
+        beside, other = lines_beside(docs), unlike(docs[0], docs[1])
     except (KeyError, TypeError, ValueError, IndexError) as error:
         raise ConfigError(f"a result file is damaged: {type(error).__name__}: {error}") from None
     console = Console(stderr=as_json == Path("-"))
@@ -407,8 +408,12 @@ def _read_results(what: str, paths: Sequence[str], as_json: Path | None, html: P
         for reason in doc["spoilt"]:
             console.print(f"{doc['name']} is NOT VALID: {reason}", style="bold yellow", highlight=False)
     show_differences(console, (names[0], names[1]), differences)
+    show_beside(console, names, beside)
+    for text in other:
+        console.print(f"note: the runs differ in {text}", style="yellow", highlight=False)
     if as_json is not None:
-        text = json.dumps({"names": names, "differences": [d.as_dict() for d in differences]}, indent=2) + "\n"
+        found = {"names": names, "unlike": other, "differences": [d.as_dict() for d in differences]}
+        text = json.dumps(found, indent=2) + "\n"
         if as_json == Path("-"):
             typer.echo(text, nl=False)
         else:

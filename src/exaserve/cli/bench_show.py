@@ -14,7 +14,7 @@ from exaserve.bench.compare import Difference
 from exaserve.bench.outcome import Outcome, Step
 from exaserve.report import seconds
 
-__all__ = ["show_differences", "show_outcome", "show_steps"]
+__all__ = ["show_beside", "show_differences", "show_outcome", "show_steps"]
 
 _LOG_WIDTH = 140
 """A table is worth reading in a log too: it is not squeezed into the 80 columns assumed without a terminal."""
@@ -198,6 +198,17 @@ def show_differences(console: Console, names: tuple[str, str], differences: Sequ
             word,
         )
         last = d.scenario
+    _wide(console).print(table)
+
+
+def show_beside(console: Console, names: Sequence[str], lines: Sequence[Sequence[str]]) -> None:
+    """Counts and rates of several runs."""
+    table = Table()
+    for name in ("", *names):
+        table.add_column(name, justify="right" if name else "left", no_wrap=True)
+    for name, *texts in lines:
+        bad = [name in ("failed", "cut") and text != "0" for text in texts]
+        table.add_row(name, *(Text(t, style="red" if b else "") for t, b in zip(texts, bad, strict=True)))
     _wide(console).print(table)
 
 
