@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from exaserve.simulate.demand import Demand
 
-__all__ = ["ERRORS", "Figures", "Recorder", "RunStats", "summarise"]
+__all__ = ["ERRORS", "ERROR_CODES", "Figures", "Recorder", "RunStats", "summarise"]
 
 ERRORS = (
     "",
@@ -29,7 +29,7 @@ ERRORS = (
     "unfinished",
 )
 """Why a request failed; index 0 is none. ``cut``: its answer had begun."""
-_CODES = {error: code for code, error in enumerate(ERRORS)}
+ERROR_CODES = {error: code for code, error in enumerate(ERRORS)}
 WINDOW_SAMPLES_MIN = 20
 """Windows with fewer answers than this say nothing about a P99."""
 
@@ -43,12 +43,13 @@ class Recorder:
         self.last = nothing * count
         self.queued_s = array("f", [0.0]) * count
         self.attempts = array("b", [0]) * count
+        """Only of requests that took more than one."""
         self.error = array("b", [-1]) * count
         """Index into ERRORS, -1 while open."""
 
     def ended(self, index: int, now: float, error: str = "") -> None:
         assert self.error[index] == -1, f"request {index} ended twice"
-        self.error[index] = _CODES[error]
+        self.error[index] = ERROR_CODES[error]
         self.last[index] = now
 
 
