@@ -10,9 +10,9 @@ sequences' caches::
 Batch-1 decode is then w + k and a long prefill is c + a, the two ends of the roofline, and chunked prefill piggybacks
 on decode for free until c exceeds w, as it does in practice.
 
-The efficiency factors are what engines reach of the vendor's figures, from public measurements of vLLM on 8B to 70B
-dense models (A100, H100, L40S): within some 20 % there. A measured :class:`EngineProfile` replaces them where one
-exists.
+The efficiency factors below are assumptions about what an engine reaches of the vendor's figures; no accelerator was
+measured for them, and a cluster's real step times may differ by tens of per cent. They give shapes and orders of
+magnitude. A measured :class:`EngineProfile` (``exaserve calibrate``) replaces them where one exists.
 """
 
 from __future__ import annotations
