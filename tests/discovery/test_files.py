@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from exaserve.discovery import AgentDiscovery, Defaults, Removed, read_targets
+from exaserve.discovery import Defaults, read_targets
 from exaserve.discovery.entries import spec_of, tags_as_mapping, url_of
 from exaserve.domain.errors import ConfigError
-from exaserve.domain.replica import ReplicaId, ReplicaSpec
+from exaserve.domain.replica import ReplicaSpec
 
 
 def read(folder: Path, text: str) -> list[ReplicaSpec]:
@@ -76,24 +76,3 @@ def test_whatever_a_registry_says_is_a_replica_or_a_value_error(said: dict[str, 
 def test_tags() -> None:
     assert tags_as_mapping(["model=a", "model=b", "weight=2", "x=y", "plain"]) == {"models": "a,b", "weight": "2"}
     assert url_of("fe80::1", 80) == "http://[fe80::1]:80"
-
-
-async def test_an_agent_that_announces_again_replaces_and_a_lost_one_takes_all() -> None:
-    def spec(name: str) -> ReplicaSpec:
-        return ReplicaSpec(ReplicaId(name), f"http://{name}:1")
-
-    source = AgentDiscovery()
-    stream = source.watch()
-    assert await anext(stream) == ()
-    source.announce("n1", [spec("a"), spec("b")])
-    source.announce("n2", [spec("c")])
-    assert len(await anext(stream)) == 3
-    assert source.nodes() == ("n1", "n2")
-    source.announce("n1", [spec("b")])
-    (left,) = await anext(stream)
-    assert (left, left.reason) == (Removed(ReplicaId("a")), "left out by its agent")
-    source.withdraw("n1", "agent disconnected")
-    source.withdraw("n1", "agent disconnected")
-    (left,) = await anext(stream)
-    assert (left, left.reason, left.source) == (Removed(ReplicaId("b")), "agent disconnected", "agents")
-    await source.close()

@@ -14,7 +14,7 @@ from tests.discovery.fake_consul import FakeConsul
 from tests.discovery.fake_dns import FakeDns
 from tests.discovery.fake_kubernetes import FakeKubernetes
 
-from exaserve.discovery import AgentDiscovery, Discovery, FileDiscovery, StaticDiscovery, read_targets
+from exaserve.discovery import Discovery, FileDiscovery, StaticDiscovery, read_targets
 from exaserve.discovery.consul import ConsulDiscovery
 from exaserve.discovery.dns import DnsDiscovery
 from exaserve.discovery.entries import Defaults
@@ -90,22 +90,6 @@ class StaticWorld(_Base):
     async def drop(self, name: str) -> None:
         del self.held[name]
         self.source.replace(self.held.values())
-
-
-class AgentWorld(_Base):
-    """Every replica on a node of its own."""
-
-    can_break = False
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.source = AgentDiscovery(tell=self.tell)
-
-    async def put(self, name: str, address: str, port: int = 8000, weight: float = 1.0) -> None:
-        self.source.announce(f"node-{name}", [spec(name, address, port, weight)])
-
-    async def drop(self, name: str) -> None:
-        self.source.withdraw(f"node-{name}", "agent disconnected")
 
 
 class FileWorld(_Base):
@@ -269,7 +253,6 @@ async def _plain(world: World) -> AsyncIterator[World]:
 
 WORLDS: dict[str, Callable[[Path], AbstractAsyncContextManager[World]]] = {
     "static": lambda _folder: _plain(StaticWorld()),
-    "agents": lambda _folder: _plain(AgentWorld()),
     "file": lambda folder: _plain(FileWorld(folder)),
     "consul": lambda _folder: _with(ConsulWorld, FakeConsul()),
     "kubernetes pods": lambda _folder: _with(PodWorld, FakeKubernetes()),

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import importlib
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,34 +16,19 @@ from typing import Any
 import msgspec
 
 from exaserve.domain.replica import Report
-from exaserve.observe import Family, labels
+from exaserve.wire import Card
+from exaserve.wire.messages import CARDS_MAX
 
-__all__ = ["Accelerator", "Counters", "Meters", "Nvml", "memory_mb", "network_bytes", "rate_mb_s"]
+__all__ = ["Counters", "Meters", "Nvml", "memory_mb", "network_bytes", "rate_mb_s"]
 
 EVERY_S = 1.0
 MEAN_S = 5.0
 """A1 asks for the network rate as a mean over five seconds."""
+_THROTTLED = 0x08 | 0x20 | 0x40 | 0x80 | 0x04
+"""NVML's bits for clocks held down: hardware slowdown, by heat in software, by heat or the power brake in hardware, and
+by the power cap (nvml.h, nvmlClocksEventReason*)."""
+_SILENT = Card()
 _VIRTUAL = ("lo", "veth", "docker", "br-", "virbr", "cni", "flannel", "cali", "tap", "tun", "dummy")
-
-
-@dataclass(frozen=True, slots=True)
-class Accelerator:
-    """One card, as NVML says; None where it does not.
-
-    Attributes:
-        free_gb / total_gb: memory, GB (10^9 bytes).
-        use: share of the last period in which a kernel ran, 0..1.
-        celsius: of the chip.
-        ecc_errors: uncorrected, since the last reboot.
-        throttled: whether clocks are held down by heat or power.
-    """
-
-    free_gb: float | None = None
-    total_gb: float | None = None
-    use: float | None = None
-    celsius: float | None = None
-    ecc_errors: int | None = None
-    throttled: bool | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,9 +88,17 @@ def memory_mb(pids: Iterable[int]) -> float:
 
 
 class Nvml:
-    """NVIDIA cards by NVML, if the optional package ``nvidia-ml-py`` and a driver are there; else no cards."""
+    """NVIDIA cards by NVML, if the optional package ``nvidia-ml-py`` and a driver are there; else no cards.
+
+    Args:
+        module: ``pynvml`` unless given.
+
+    Attributes:
+        problem: why there are no cards although the package is there, or which card says nothing; "" else.
+    """
 
     def __init__(self, module: Any = None) -> None:
+        self.problem = self._problem = ""
         self._nvml = module
         self._handles: list[Any] = []
         if module is None:
@@ -115,48 +108,55 @@ class Nvml:
                 return
         try:
             self._nvml.nvmlInit()
-            self._handles = [
-                self._nvml.nvmlDeviceGetHandleByIndex(index) for index in range(self._nvml.nvmlDeviceGetCount())
-            ]
+            count = min(int(self._nvml.nvmlDeviceGetCount()), CARDS_MAX)
         except Exception as error:  # noqa: BLE001 -- NVML's errors derive from Exception alone
-            self.problem = str(error)
+            self.problem = self._problem = f"NVML: {error}"
+            return
+        for index in range(count):
+            try:
+                self._handles.append(self._nvml.nvmlDeviceGetHandleByIndex(index))
+            except Exception as error:  # noqa: BLE001 -- likewise; a lost card keeps its place
+                self._handles.append(None)
+                self.problem = self._problem = f"NVML, card {index}: {error}"
 
-    problem = ""
+    def read(self) -> tuple[Card, ...]:
+        """Every card in NVML's order, which is the PCI bus's. A figure that a card does not know is None."""
+        cards = tuple(Card() if handle is None else self._one(handle) for handle in self._handles)
+        silent = [str(index) for index, card in enumerate(cards) if card == _SILENT]
+        self.problem = self._problem or (f"NVML: card {', '.join(silent)} gives no figures" if silent else "")
+        return cards
 
-    def read(self) -> tuple[Accelerator, ...]:
-        return tuple(self._one(handle) for handle in self._handles)
-
-    def _one(self, handle: Any) -> Accelerator:
-        nvml = self._nvml
-        memory = self._try(nvml.nvmlDeviceGetMemoryInfo, handle)
-        use = self._try(nvml.nvmlDeviceGetUtilizationRates, handle)
-        reasons = self._try(nvml.nvmlDeviceGetCurrentClocksThrottleReasons, handle)
-        slow = (
-            nvml.nvmlClocksThrottleReasonHwSlowdown
-            | nvml.nvmlClocksThrottleReasonSwThermalSlowdown
-            | nvml.nvmlClocksThrottleReasonSwPowerCap
+    def _one(self, handle: Any) -> Card:
+        memory = self._ask("nvmlDeviceGetMemoryInfo", handle)
+        use = self._ask("nvmlDeviceGetUtilizationRates", handle)
+        celsius = self._ask("nvmlDeviceGetTemperature", handle, self._constant("NVML_TEMPERATURE_GPU", 0))
+        ecc = self._ask(
+            "nvmlDeviceGetTotalEccErrors",
+            handle,
+            self._constant("NVML_MEMORY_ERROR_TYPE_UNCORRECTED", 1),
+            self._constant("NVML_VOLATILE_ECC", 0),
         )
-        return Accelerator(
-            free_gb=None if memory is None else memory.free / 1e9,
-            total_gb=None if memory is None else memory.total / 1e9,
+        reasons = self._ask("nvmlDeviceGetCurrentClocksEventReasons", handle)
+        if reasons is None:  # its name before NVML 12.2
+            reasons = self._ask("nvmlDeviceGetCurrentClocksThrottleReasons", handle)
+        return Card(
+            free_gb=None if memory is None else round(memory.free / 1e9, 1),
+            total_gb=None if memory is None else round(memory.total / 1e9, 1),
             use=None if use is None else use.gpu / 100,
-            celsius=self._try(nvml.nvmlDeviceGetTemperature, handle, nvml.NVML_TEMPERATURE_GPU),
-            ecc_errors=self._try(
-                nvml.nvmlDeviceGetTotalEccErrors,
-                handle,
-                nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED,
-                nvml.NVML_VOLATILE_ECC,
-            ),
-            throttled=None if reasons is None else bool(reasons & slow),
+            celsius=None if celsius is None else float(celsius),
+            ecc_errors=None if ecc is None else int(ecc),
+            throttled=None if reasons is None else bool(reasons & _THROTTLED),
         )
 
-    @staticmethod
-    def _try(call: Callable[..., Any], *args: Any) -> Any:
-        """A card that does not know a figure says so by an exception."""
+    def _ask(self, name: str, *args: Any) -> Any:
+        """None where this NVML has no such call, the card does not know the figure, or the card is lost."""
         try:
-            return call(*args)
+            return getattr(self._nvml, name)(*args)
         except Exception:  # noqa: BLE001 -- likewise
             return None
+
+    def _constant(self, name: str, value: int) -> int:
+        return int(getattr(self._nvml, name, value))
 
 
 class Meters:
@@ -176,7 +176,9 @@ class Meters:
         self._infiniband: deque[tuple[float, int]] = deque(maxlen=size)
         self._task: asyncio.Task[None] | None = None
         self.net_mb_s: float | None = None
-        self.cards: tuple[Accelerator, ...] = ()
+        self.cards: tuple[Card, ...] = ()
+        self.problem = ""
+        """Why there are no figures of cards, "" where that is no problem."""
         self._wanted: dict[str, list[int]] = {}
         self.memory: dict[str, float] = {}
 
@@ -209,6 +211,7 @@ class Meters:
         rates = [rate for rate in (rate_mb_s(self._ethernet), rate_mb_s(self._infiniband)) if rate is not None]
         self.net_mb_s = _coarse(sum(rates)) if rates else None
         self.cards = self._nvml.read()
+        self.problem = self._nvml.problem
         wanted, self._wanted = self._wanted, {}
         for replica, pids in wanted.items():
             self.memory[replica] = memory_mb(pids)
@@ -221,29 +224,6 @@ class Meters:
         if free_gb == report.free_mem_gb and self.net_mb_s == report.net_mb_s:
             return report
         return msgspec.structs.replace(report, free_mem_gb=free_gb, net_mb_s=self.net_mb_s)
-
-    def families(self) -> list[Family]:
-        """For the agent's own metrics."""
-        families: Mapping[str, Family] = {
-            name: Family(f"exaserve_accelerator_{name}", "gauge", text)
-            for name, text in (
-                ("memory_free_gb", "Free memory of an accelerator, GB."),
-                ("use_ratio", "Share of time in which a kernel ran."),
-                ("temperature_celsius", "Temperature of an accelerator."),
-                ("ecc_errors", "Uncorrected memory errors since the last reboot."),
-                ("throttled", "1 while clocks are held down by heat or power."),
-            )
-        }
-        for index, card in enumerate(self.cards):
-            head = labels(device=str(index))
-            values = (card.free_gb, card.use, card.celsius, card.ecc_errors, card.throttled)
-            for family, value in zip(families.values(), values, strict=True):
-                if value is not None:
-                    family.add(float(value), head)
-        net = Family("exaserve_node_network_mb_per_second", "gauge", "Network traffic, mean over 5 s, MB/s.")
-        if self.net_mb_s is not None:
-            net.add(self.net_mb_s)
-        return [*families.values(), net]
 
 
 def _coarse(rate: float) -> float:

@@ -20,7 +20,7 @@ from exaserve.agent.watching import Watching
 from exaserve.config import AgentSettings
 from exaserve.domain.replica import ReplicaId, Report
 from exaserve.observe import EventLog
-from exaserve.wire import Picture, ReplicaState, Result, Verb, encode, encode_batch
+from exaserve.wire import Figures, Picture, ReplicaState, Result, Verb, encode, encode_batch
 from exaserve.wire.batch import pack_record
 
 __all__ = ["NodeAgent"]
@@ -31,6 +31,7 @@ _TELL_AFTER_S = 0.1
 """Changes of states wait so long for others, so that a node that comes up tells its replicas together and not one by
 one: what a gateway hears of a node is then about the same in a cluster of any size. What takes a replica out of service
 waits for nothing."""
+_FIGURES_EVERY_S = 1.0
 _LINES_MAX = 2000
 """Lines of a log that one answer may hold."""
 
@@ -101,6 +102,8 @@ class NodeAgent:
         self._due: asyncio.TimerHandle | None = None
         self._awaited = 0
         self.ticks = 0
+        self._figures_at = 0.0
+        self._figures_sent = b""
 
     # ---- life ---------------------------------------------------------------------------------------------------
     def start(self) -> None:
@@ -269,7 +272,11 @@ class NodeAgent:
                 elif not unit.sampler.asking:
                     self._awaited += 1
                     unit.sampler.ask(max(1.0, interval_s), lambda sample, unit=unit: self._answered(unit, sample))  # type: ignore[misc]
-        self.watching.look(self.units.values(), self._meters, self._clock())
+        now = self._clock()
+        self.watching.look(self.units.values(), self._meters, now)
+        if now >= self._figures_at:
+            self._figures_at = now + _FIGURES_EVERY_S
+            self._send_figures()
         if self._due is not None:
             self._due.cancel()
             self._due = None
@@ -316,6 +323,18 @@ class NodeAgent:
         count = self._places
         for uplink in self.uplinks:
             uplink.push(lambda seq: encode_batch(seq, count, changed, same, same_age_ms))
+
+    def figures(self) -> bytes:
+        meters = self._meters
+        return encode(
+            Figures(meters.cards, meters.net_mb_s, meters.problem, self.watching.wrong(), self.watching.slopes())
+        )
+
+    def _send_figures(self) -> None:
+        figures = self.figures()
+        if figures != self._figures_sent:
+            sent = [uplink.figure(figures) for uplink in self.uplinks]
+            self._figures_sent = figures if all(sent) else b""
 
     def whole_batch(self, seq: int) -> bytes:
         now = self._clock()

@@ -42,6 +42,10 @@ class Source(Protocol):
         """A batch with every figure that is known."""
         ...
 
+    def figures(self) -> bytes:
+        """The machine's own figures, encoded."""
+        ...
+
     async def obey(self, verb: Verb) -> Result: ...
 
 
@@ -136,6 +140,15 @@ class Uplink(asyncio.Protocol):
         self._whole = False
         self.batches += 1
         self._send(Kind.BATCH, payload)
+
+    def figure(self, figures: bytes) -> bool:
+        """Sends the machine's figures; False where they were dropped, since the gateway does not keep up."""
+        if not self.up or self._transport is None:
+            return True  # they are sent when it is there
+        if self._transport.get_write_buffer_size() > _BUFFER_BYTES_MAX:
+            return False
+        self._send(Kind.FIGURES, figures)
+        return True
 
     def tell(self, picture: bytes) -> None:
         """Sends a change of replicas' states. Never dropped: where the buffer is full the connection begins anew."""
@@ -232,6 +245,7 @@ class Uplink(asyncio.Protocol):
         self._log.info("gateway_found", gateway=self.name, name=peer.name if peer else "", node=self._source.node)
         self._send(Kind.PICTURE, self._source.picture())
         self.push(self._source.whole_batch)
+        self._send(Kind.FIGURES, self._source.figures())
 
     def _take(self, kind: Kind, payload: bytes) -> None:
         if kind is Kind.VERB:

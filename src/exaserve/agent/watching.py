@@ -8,7 +8,8 @@ from exaserve.agent.meters import Meters
 from exaserve.agent.unit import Unit
 from exaserve.agent.watches import Creep, Finding, IdleKv, LogGrowth
 from exaserve.domain.replica import ReplicaId
-from exaserve.observe import EventLog, Family, labels
+from exaserve.observe import EventLog
+from exaserve.wire import Watch
 
 __all__ = ["Watching"]
 
@@ -75,11 +76,16 @@ class Watching:
         else:
             mine.pop(finding.what, None)
 
-    def families(self) -> list[Family]:
-        wrong = Family("exaserve_replica_watch", "gauge", "1 while a watch finds something wrong with a replica.")
-        slope = Family("exaserve_replica_memory_slope_mb_per_hour", "gauge", "Growth of an engine's memory.")
-        for replica, watched in self._watched.items():
-            for watch in (watched.creep, watched.kv, watched.log):
-                wrong.add(float(watch.bad), labels(replica=replica, watch=watch.what))
-            slope.add(watched.creep.slope_mb_per_h, labels(replica=replica))
-        return [wrong, slope]
+    def wrong(self) -> tuple[Watch, ...]:
+        """What is wrong now."""
+        return tuple(
+            Watch(replica, name, detail) for replica, found in self.findings.items() for name, detail in found.items()
+        )
+
+    def slopes(self) -> dict[str, float]:
+        """Growth of engines' memory, MB/h, where it is known."""
+        return {
+            replica: round(watched.creep.slope_mb_per_h, 1)
+            for replica, watched in self._watched.items()
+            if watched.creep.slope_mb_per_h
+        }

@@ -147,6 +147,8 @@ def table(now: Snapshot, before: Snapshot | None, width: int, height: int | None
     heads_up = [Text.from_markup(_title(now, before))]
     if data.get("peers"):
         heads_up.append(Text.from_markup(_peers(data["peers"])))
+    if data.get("nodes") and data["nodes"]["nodes"]:
+        heads_up.append(Text.from_markup(_nodes(data["nodes"])))
     return Group(*heads_up, grid, Text("; ".join(notes), style="dim"))
 
 
@@ -181,6 +183,25 @@ def _peers(peering: dict[str, Any]) -> str:
     slow = sum(bool(peer.get("slow")) for peer in peering["peers"])
     note = f" · [yellow]{slow} too slow to decide by[/]" if slow else ""
     return f"gateway {escape(peering['name'])} · {count} · {told} told in flight · lag {worst * 1000:.1f} ms{note}"
+
+
+def _nodes(nodes: dict[str, Any]) -> str:
+    """One line on the nodes and their accelerators."""
+    cards = nodes["accelerators"]
+    parts = [f"{nodes['nodes']} nodes"]
+    if cards["count"]:
+        use = "" if cards["use"] is None else f", {cards['use']:.0%} busy"
+        heat = "" if cards["celsius_max"] is None else f", hottest {cards['celsius_max']:.0f} °C"
+        parts.append(f"{cards['count']} accelerators{use}{heat}")
+    for key, text in (
+        ("throttled", "throttled"),
+        ("with_ecc_errors", "with ECC errors"),
+        ("nodes_with_a_problem", "nodes whose accelerators do not answer"),
+        ("watches", "found by watches"),
+    ):
+        if cards[key]:
+            parts.append(f"[yellow]{cards[key]} {text}[/]")
+    return " · ".join(parts)
 
 
 def _rates(now: Snapshot, before: Snapshot | None) -> dict[str, float]:

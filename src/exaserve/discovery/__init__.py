@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from exaserve.discovery.agents import AgentDiscovery
 from exaserve.discovery.changes import Added, Change, Discovery, Removed, Updated, changes_between
 from exaserve.discovery.entries import Defaults
 from exaserve.discovery.feed import SourceError, SourceStatus
@@ -11,7 +10,6 @@ from exaserve.discovery.static import StaticDiscovery
 
 __all__ = [
     "Added",
-    "AgentDiscovery",
     "Change",
     "Defaults",
     "Discovery",

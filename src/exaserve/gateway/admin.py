@@ -178,6 +178,7 @@ class _Admin:
                 "queued": len(control.admission),
                 "requests_total": control.metrics.finished_total,
                 "peers": self._peers(),
+                "nodes": self._nodes(),
                 "replicas": rows,
             }
         )
@@ -243,6 +244,11 @@ class _Admin:
 
     async def peers(self, _request: Request) -> Response:
         return _json({"peering": self._peers()})
+
+    def _nodes(self) -> dict[str, object] | None:
+        """None for a gateway that takes no agents."""
+        agents = self._control.agents
+        return None if agents is None else agents.summary()
 
     def _peers(self) -> dict[str, Any] | None:
         """None for a gateway that is alone."""

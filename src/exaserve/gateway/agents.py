@@ -16,12 +16,25 @@ from typing import Protocol, cast
 from exaserve.config.settings import AgentSettings
 from exaserve.domain.errors import ExaServeError
 from exaserve.domain.replica import ReplicaId, ReplicaSpec
+from exaserve.gateway import figures
 from exaserve.gateway.roster import Row, merged
 from exaserve.gateway.telemetry import Telemetry
 from exaserve.health import HealthBook
 from exaserve.observe import EventLog, Family, labels
 from exaserve.scheduling import Scheduler
-from exaserve.wire import Kind, Link, Picture, ReplicaState, Result, Verb, WireError, decode, decode_batch, encode
+from exaserve.wire import (
+    Figures,
+    Kind,
+    Link,
+    Picture,
+    ReplicaState,
+    Result,
+    Verb,
+    WireError,
+    decode,
+    decode_batch,
+    encode,
+)
 from exaserve.wire.messages import VerbName
 
 __all__ = ["AgentServer", "Members", "NodeUnknown"]
@@ -159,7 +172,11 @@ class AgentServer:
             "reports": self.records,
             "pictures": self.pictures,
             "bytes": self.bytes_received,
+            "accelerators": figures.accelerators(self._figures()),
         }
+
+    def _figures(self) -> dict[str, Figures]:
+        return {name: connection.figures for name, connection in self.nodes.items()}
 
     def as_rows(self) -> list[dict[str, object]]:
         now = self.clock()
@@ -185,7 +202,7 @@ class AgentServer:
             if row.restarts:
                 restarts.add(row.restarts, labels(replica=row.id))
             state.add(1, labels(replica=row.id, state=row.state))
-        return [nodes, *rest, restarts, state]
+        return [nodes, *rest, restarts, state, *figures.families(self._figures())]
 
     # ---- membership ---------------------------------------------------------------------------------------------
     def established(self, connection: NodeConnection) -> None:
@@ -335,6 +352,7 @@ class NodeConnection(asyncio.Protocol):
         self.since = self.heard_at
         self.batches = 0
         self.bytes_received = 0
+        self.figures = Figures()
 
     def as_dict(self, now: float) -> dict[str, object]:
         return {
@@ -344,6 +362,7 @@ class NodeConnection(asyncio.Protocol):
             "heard_s": now - self.heard_at,
             "batches": self.batches,
             "bytes": self.bytes_received,
+            **figures.as_dict(self.figures),
             "replicas": [row.as_dict() for row in self.rows.values()],
         }
 
@@ -429,6 +448,8 @@ class NodeConnection(asyncio.Protocol):
             future = self._asked.pop(result.ref, None)
             if future is not None and not future.done():
                 future.set_result(result)
+        elif kind is Kind.FIGURES:
+            self.figures = decode(payload, Figures)
         elif kind is Kind.BYE:
             self._left = True
         else:

@@ -60,6 +60,8 @@ class Kind(IntEnum):
     """Agent: leaves on purpose; its replicas are gone, not lost."""
     HEARD = 9
     """Gateway: a sign of life, with the number of the last batch."""
+    FIGURES = 10
+    """Agent: accelerators, network, what its watches find; about once a second, where something is different."""
 
 
 _KINDS = {int(kind): kind for kind in Kind}

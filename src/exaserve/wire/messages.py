@@ -1,18 +1,35 @@
-"""What is said rarely: replicas with their states, verbs and their results. MessagePack, by position."""
+"""What is said rarely: replicas with their states, a machine's figures, verbs and their results. MessagePack, by
+position."""
 
 from __future__ import annotations
 
-from typing import Literal, TypeVar
+from typing import Annotated, Literal, TypeVar
 
 import msgspec
 
 from exaserve.wire.link import WireError
 
-__all__ = ["VERBS", "Picture", "ReplicaState", "Result", "Verb", "VerbName", "decode", "encode"]
+__all__ = [
+    "CARDS_MAX",
+    "VERBS",
+    "Card",
+    "Figures",
+    "Picture",
+    "ReplicaState",
+    "Result",
+    "Verb",
+    "VerbName",
+    "Watch",
+    "decode",
+    "encode",
+]
 
 VerbName = Literal["start", "stop", "drain", "resume", "restart", "logs"]
 VERBS: tuple[VerbName, ...] = ("start", "stop", "drain", "resume", "restart", "logs")
 """All that a gateway may ask of an agent. Nothing else is ever executed."""
+CARDS_MAX = 64
+"""Accelerators of one machine that are told of."""
+WATCHES_MAX = 4096
 _M = TypeVar("_M")
 
 
@@ -55,14 +72,56 @@ class ReplicaState(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Picture(msgspec.Struct, frozen=True, array_like=True):
-    """Replicas of a node: all of them where ``full``, else those that changed.
-
-    ``node`` holds figures of the machine for people (accelerators, network rates), by name.
-    """
+    """Replicas of a node: all of them where ``full``, else those that changed."""
 
     full: bool
     replicas: tuple[ReplicaState, ...]
     gone: tuple[str, ...] = ()
+
+
+class Card(msgspec.Struct, frozen=True, array_like=True):
+    """One accelerator, rounded so that noise is not told; None where the machine does not say.
+
+    Attributes:
+        free_gb / total_gb: memory, GB (10^9 bytes).
+        use: share of the last period in which a kernel ran, 0..1.
+        celsius: of the chip.
+        ecc_errors: uncorrected, since the last reboot.
+        throttled: whether clocks are held down by heat or power.
+    """
+
+    free_gb: float | None = None
+    total_gb: float | None = None
+    use: float | None = None
+    celsius: float | None = None
+    ecc_errors: int | None = None
+    throttled: bool | None = None
+
+
+class Watch(msgspec.Struct, frozen=True, array_like=True):
+    """Something that a watch finds wrong with a replica now, with its figures in words."""
+
+    replica: str
+    name: str
+    detail: str
+
+
+class Figures(msgspec.Struct, frozen=True, array_like=True):
+    """A node's own figures.
+
+    Attributes:
+        cards: in the machine's order.
+        net_mb_s: network traffic, mean over 5 s.
+        problem: why there are no cards, "" where that is no problem.
+        watches: what is wrong now.
+        slopes: growth of engines' memory, MB/h, by replica, where a slope is known.
+    """
+
+    cards: Annotated[tuple[Card, ...], msgspec.Meta(max_length=CARDS_MAX)] = ()
+    net_mb_s: float | None = None
+    problem: str = ""
+    watches: Annotated[tuple[Watch, ...], msgspec.Meta(max_length=WATCHES_MAX)] = ()
+    slopes: Annotated[dict[str, float], msgspec.Meta(max_length=WATCHES_MAX)] = {}
 
 
 class Verb(msgspec.Struct, frozen=True, array_like=True):
@@ -84,7 +143,7 @@ class Result(msgspec.Struct, frozen=True, array_like=True):
     lines: tuple[str, ...] = ()
 
 
-def encode(message: Picture | Verb | Result) -> bytes:
+def encode(message: Picture | Figures | Verb | Result) -> bytes:
     return msgspec.msgpack.encode(message)
 
 
