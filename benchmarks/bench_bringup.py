@@ -13,8 +13,8 @@ split into what the two processes cost that serve one node (measured, and subtra
 node, which must not *grow* by more than 20 % from any of these sizes to a larger one. It may fall: with more nodes,
 each wake-up of a process finds more to do. The exponent is that of CPU (less the fixed part) over nodes, fitted on
 logarithms: 1 is a constant price per node, 2 would be every node asking for every other. At 16 nodes all of this is a
-few per cent of a core, so that the machine's own noise would decide: steady CPU is the least of three windows, and sizes
-up to 64 are brought up twice, of which the cheaper one counts.
+few per cent of a core, so that the machine's own noise would decide: steady CPU is the least of three windows, and
+sizes up to 64 are brought up twice, of which the cheaper one counts.
 
 The published system of the same name needs 171 s, 470 s and 552 s (null engines) or 1,857 s (real ones) at 64, 128 and
 256 nodes, and fails at 512: every proxy resolves every replica.
