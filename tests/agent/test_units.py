@@ -243,6 +243,26 @@ def test_ports_are_held_against_agents_and_strangers() -> None:
     Hold("127.0.0.1", (port,)).close()
 
 
+@pytest.mark.parametrize("by", ["file", "flag"])
+def test_the_command_takes_the_engines_key_from_a_file(by, tmp_path) -> None:
+    key, config = tmp_path / "key", tmp_path / "cluster.yaml"
+    key.write_text("the engine's own\n")
+    named = f"gateway: {{engine_api_key_file: {key}}}\n" if by == "file" else ""
+    config.write_text(
+        f"model: m\nengine: command\nengine_command: ['{sys.executable}', '{ENGINE}', '{{host}}', '{{port}}', "
+        f'--api-key, "the engine\'s own"]\nnodes: [{{name: n, address: 127.0.0.1}}]\nbase_port: {free_port()}\n'
+        f"agents: {{enabled: true, port: {free_port()}, state_dir: {tmp_path}, stop: 500ms}}\n{named}"
+    )
+    command = [sys.executable, "-m", "exaserve", "agent", "-c", str(config)]
+    command += ["--engine-api-key-file", str(key)] if by == "flag" else []
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as agent:
+        try:
+            assert agent.stderr is not None
+            assert any("state=ready" in line for line in agent.stderr)
+        finally:
+            agent.terminate()
+
+
 def test_no_survivors_when_the_agent_itself_is_killed(tmp_path) -> None:
     """Not even a grandchild that has left its session and ignores SIGTERM."""
     daemon, port = tmp_path / "daemon", free_port()
