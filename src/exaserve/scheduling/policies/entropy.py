@@ -115,7 +115,9 @@ class Entropy:
             if wanted > 0:
                 wanted -= idle.draw(wanted, rng, states)
         random = rng.random
-        states += [eligible[int(random() * n)] for _ in range(config.sample_size - len(states))]
+        # Where enough are idle, the others are only looked at for one that is much faster or holds the prompt.
+        count = config.sample_size >> 2 if wanted <= 0 else config.sample_size - len(states)
+        states += [eligible[int(random() * n)] for _ in range(count)]
         version, memory = self._memory.get(pool.model, (-1, ()))
         if version == pool.version:
             states.extend(memory)
