@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import signal
 import subprocess
 import sys
@@ -212,3 +213,40 @@ def test_sighup_reads_the_file_again_and_refuses_a_wrong_one(tmp_path) -> None:
         assert agent.wait(15) == 0
         reader.join()
         agent.stderr.close()
+
+
+@pytest.mark.parametrize("first", ["agent", "gateway"])
+async def test_replicas_that_move_stay_the_agents_whoever_reads_the_file_first(first) -> None:
+    async with world(nodes=1, replicas=2) as w:
+        agent = w.agent(0)
+        await until(lambda: len(w.eligible()) == 2)
+        (pool,) = w.cluster.pools
+        moved = msgspec.structs.replace(pool, base_port=free_port())
+        cluster = msgspec.structs.replace(w.cluster, pools=(moved,))
+        plan = plan_node(cluster, cluster.nodes[0], Machine(), Path())
+        steps = [lambda: agent.reload(plan), lambda: w.gateway.reload(cluster)]
+        for step in steps if first == "agent" else reversed(steps):
+            step()
+            await until(lambda: not agent.reloading)
+            await asyncio.sleep(0.1)
+        await until(lambda: len(w.eligible()) == 2)
+        assert {w.state(each).url for each in w.eligible()} == {each.spec.url for each in plan}
+        assert (await ask(w.gateway)).status_code == 200
+        await asyncio.sleep(0.3)
+        assert [w.gateway.telemetry.view(each.spec.id).polls for each in plan] == [0, 0], "their agent tells"
+
+
+async def test_a_reload_of_the_gateway_keeps_what_only_the_agent_knows() -> None:
+    async with world(nodes=1, replicas=1) as w:
+        agent = w.agent(0)
+        await until(lambda: len(w.eligible()) == 1)
+        (unit,) = agent.units.values()
+        unit.spec = dataclasses.replace(unit.spec, models=("m", "adapter"))
+        agent._unit_changed(unit)
+        await until(lambda: w.state("node1/r0").spec.models == ("m", "adapter"))
+        (pool,) = w.cluster.pools
+        version = msgspec.structs.replace(pool, version="v2")
+        w.gateway.reload(msgspec.structs.replace(w.cluster, pools=(version,)))
+        spec = w.state("node1/r0").spec
+        assert (spec.version, spec.models) == ("v2", ("m", "adapter"))
+        assert w.eligible() == {"node1/r0"}

@@ -149,6 +149,16 @@ class AgentServer:
         row.announced = False
         return True
 
+    def retell(self) -> None:
+        """Takes again what agents said last: a reload has described their replicas by the file alone."""
+        now = self.clock()
+        for connection in self.nodes.values():
+            for row in list(connection.rows.values()):
+                if row.owner is connection and row.told is not None and row.id in self.scheduler.states():
+                    row.ready = row.drained = False
+                    self._own(connection, row.told)
+                    self._apply(row, row.told, now)
+
     # ---- verbs --------------------------------------------------------------------------------------------------
     async def ask(
         self, node: str, verb: VerbName, replica: str = "", *, lines_max: int = 100, drain_s: float = -1.0
@@ -294,6 +304,7 @@ class AgentServer:
         return row
 
     def _apply(self, row: Row, state: ReplicaState, now: float) -> None:
+        row.told = state
         if row.pid and state.pid and row.pid != state.pid:
             self.scheduler.restarted(row.id)
         row.pid = state.pid or row.pid

@@ -261,6 +261,8 @@ class Gateway:
         )
         if self.registries is not None:
             self.registries.reconcile("the cluster file")
+        if self.agents is not None:
+            self.agents.retell()
         self.log.info("reloaded", changes=len(changes), replicas=len(after))
         self.core.wake()
         return changes

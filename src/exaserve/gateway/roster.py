@@ -25,6 +25,7 @@ class Row:
         announced: whether only an agent knows of it (else the cluster file does too).
         owner: the connection that speaks for it, None while its agent is lost.
         ready / state / reason / restarts / pid / loras: as last told.
+        told: what its agent last said of it.
         drained: whether we took it out of rotation because its agent drains it.
     """
 
@@ -42,6 +43,7 @@ class Row:
         "reason",
         "restarts",
         "state",
+        "told",
     )
 
     def __init__(self, replica: ReplicaId, node: str, *, announced: bool) -> None:
@@ -49,6 +51,7 @@ class Row:
         self.node = node
         self.announced = announced
         self.owner: Owner | None = None
+        self.told: ReplicaState | None = None
         self.index = 0
         self.ready = False
         self.state = ""
