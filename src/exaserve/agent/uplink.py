@@ -24,8 +24,12 @@ at most 1.5 times this, and a handshake. And 256 agents must not come at once.""
 _CONNECT_S, _CONNECT_FIRST_S = 1.0, 10.0
 """A try that a returned link may answer at once, and the first, when this machine starts its engines and is busy."""
 _HANDSHAKE_S = 2.0
-_SILENCE_S = 2.0
-"""A gateway says twice a second that it lives; TCP alone would notice a network that swallows packets in minutes."""
+_SILENCE_S, _SILENCE_MAX_S = 2.0, 16.0
+"""A gateway says twice a second that it lives; TCP alone would notice a network that swallows packets in minutes. One
+that takes connections and then is silent again and again has more to do than it can: hundreds of agents that begin anew
+every two seconds would keep it so, so each waits twice as long as the time before."""
+_SETTLED_S = 60.0
+"""Age of a connection from which on its end says nothing about the next one."""
 _BUFFER_BYTES_MAX = 256 * 1024
 
 
@@ -82,6 +86,8 @@ class Uplink(asyncio.Protocol):
         self._link: Link | None = None
         self._heard_at = 0.0
         self._silent = 0
+        self._silence_s = _SILENCE_S
+        self._opened_at = 0.0
         self._whole = True
         self._seq = 0
         self._lost = asyncio.Event()
@@ -124,12 +130,11 @@ class Uplink(asyncio.Protocol):
         """Sends a batch; ``body`` makes it for a sequence number, which is this connection's own."""
         if self._link is None or not self._link.established or self._transport is None:
             return
-        if self._clock() - self._heard_at > _SILENCE_S:
+        if self._clock() - self._heard_at > self._silence_s:
             # Once may be our own fault: a loop that was busy for long has not read what has come. Twice is not.
             self._silent += 1
             if self._silent > 2:
-                self._why = f"the gateway has said nothing for {_SILENCE_S:g} s"
-                self._transport.abort()
+                self._give_up(f"the gateway has said nothing for {self._silence_s:g} s")
                 return
         self._seq += 1
         if self._transport.get_write_buffer_size() > _BUFFER_BYTES_MAX:
@@ -140,6 +145,14 @@ class Uplink(asyncio.Protocol):
         self._whole = False
         self.batches += 1
         self._send(Kind.BATCH, payload)
+
+    def _give_up(self, why: str) -> None:
+        """Ends a connection on which nothing comes; the next one is given more time, where this one was young."""
+        self._why = why
+        young = self._clock() - self._opened_at < _SETTLED_S
+        self._silence_s = min(2.0 * self._silence_s, _SILENCE_MAX_S) if young else _SILENCE_S
+        if self._transport is not None:
+            self._transport.abort()
 
     def figure(self, figures: bytes) -> bool:
         """Sends the machine's figures; False where they were dropped, since the gateway does not keep up."""
@@ -183,7 +196,8 @@ class Uplink(asyncio.Protocol):
             except (OSError, TimeoutError, ssl.SSLError) as error:
                 self._note(f"cannot connect: {str(error) or 'timed out'}")
             else:
-                guard = loop.call_later(_HANDSHAKE_S if self.connects else _CONNECT_FIRST_S, self._shake_timed_out)
+                limit_s = max(_HANDSHAKE_S, self._silence_s) if self.connects else _CONNECT_FIRST_S
+                guard = loop.call_later(limit_s, self._shake_timed_out, limit_s)
                 began = self._clock()
                 await self._lost.wait()
                 guard.cancel()
@@ -199,15 +213,15 @@ class Uplink(asyncio.Protocol):
             self._told = why
             self._log.warning("gateway_lost", gateway=self.name, node=self._source.node, why=why)
 
-    def _shake_timed_out(self) -> None:
+    def _shake_timed_out(self, limit_s: float) -> None:
         if not self.up and self._transport is not None:
-            self._why = f"no handshake within {_HANDSHAKE_S:g} s"
-            self._transport.abort()
+            self._give_up(f"no handshake within {limit_s:g} s")
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)  # uvloop's does not inherit from asyncio's
         self._link = Link("agent", self._source.node, secrets.token_bytes(16), self._token)
-        self._heard_at = self._clock()
+        self._heard_at = self._opened_at = self._clock()
+        self._silent = 0
         self._whole = True
         self._seq = 0
         self._transport.write(self._link.to_send())

@@ -1,0 +1,71 @@
+"""An agent's connection to a gateway that takes it and then says nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from random import Random
+
+import pytest
+from tests.agent.test_mutual_tls import Source
+
+from exaserve.agent import uplink as module
+from exaserve.agent.uplink import Uplink
+from exaserve.observe import null_log
+from exaserve.wire import Link, encode_batch
+
+pytestmark = pytest.mark.may_block
+QUIET_S = 0.15
+
+
+class Mute(asyncio.Protocol):
+    """Proves itself, and nothing more."""
+
+    def __init__(self, lives: list[float]) -> None:
+        self.lives = lives
+        self.link = Link("gateway", "mute", secrets.token_bytes(16), None)
+        self.began = 0.0
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.began = asyncio.get_running_loop().time()
+        transport.write(self.link.to_send())  # type: ignore[attr-defined]
+
+    def connection_lost(self, _exc: Exception | None) -> None:
+        self.lives.append(asyncio.get_running_loop().time() - self.began)
+
+
+async def lives_at(monkeypatch: pytest.MonkeyPatch, count: int, settled_s: float) -> list[float]:
+    """How long each of the first ``count`` connections is kept, seconds."""
+    monkeypatch.setattr(module, "_SILENCE_S", QUIET_S)
+    monkeypatch.setattr(module, "_SILENCE_MAX_S", 4 * QUIET_S)
+    monkeypatch.setattr(module, "_SETTLED_S", settled_s)
+    monkeypatch.setattr(module, "_BACKOFF_MAX_S", 0.05)
+    loop = asyncio.get_running_loop()
+    lives: list[float] = []
+    server = await loop.create_server(lambda: Mute(lives), "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    uplink = Uplink(Source(), "127.0.0.1", port, token=None, tls=None, log=null_log(), rng=Random(0), clock=loop.time)
+    uplink.start()
+    try:
+        async with asyncio.timeout(30):
+            while len(lives) < count:
+                uplink.push(lambda seq: encode_batch(seq, 0, (), (), 0.0))
+                await asyncio.sleep(0.01)
+    finally:
+        await uplink.close()
+        server.close()
+    return lives[:count]
+
+
+async def test_a_gateway_that_is_silent_again_and_again_is_given_more_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    first, second, third, fourth = await lives_at(monkeypatch, 4, settled_s=60.0)
+    assert QUIET_S <= first < second, "a cut is noticed as soon as ever"
+    assert second >= 2 * QUIET_S
+    assert third >= 4 * QUIET_S
+    assert 4 * QUIET_S <= fourth < 12 * QUIET_S, "and no longer than the bound"
+
+
+async def test_silence_after_a_long_time_is_a_first_silence(monkeypatch: pytest.MonkeyPatch) -> None:
+    lives = await lives_at(monkeypatch, 5, settled_s=0.0)
+    assert min(lives) >= QUIET_S
+    assert sorted(lives)[2] < 4 * QUIET_S
