@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -44,6 +45,16 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
+def free_ports(count: int) -> int:
+    """First of so many neighbours, below those that the system gives to clients."""
+    while True:
+        first = random.randrange(10_000, 17_000)
+        with contextlib.ExitStack() as stack, contextlib.suppress(OSError):
+            for port in range(first, first + count):
+                stack.enter_context(socket.socket()).bind(("127.0.0.1", port))
+            return first
+
+
 def alive(pid: int) -> bool:
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
@@ -64,7 +75,8 @@ async def node(
 ) -> AsyncIterator[Any]:
     entry = NodeEntry(name="n", address="127.0.0.1")
     command = (sys.executable, ENGINE, "{host}", "{port}", *flags)
-    made = Pool(model="m", engine="command", engine_command=command, base_port=free_port(), **pool)
+    pool.setdefault("base_port", free_ports(pool.get("num_replicas_per_node", 1)))
+    made = Pool(model="m", engine="command", engine_command=command, **pool)
     cluster = Cluster(nodes=(entry,), pools=(made,), agents=settings)
     lines: list[str] = []
     agent = NodeAgent(
