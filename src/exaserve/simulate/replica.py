@@ -75,6 +75,7 @@ class SimReplica:
         "profile",
         "slow",
         "spec",
+        "step",
         "token",
         "unit",
         "usable",
@@ -97,6 +98,8 @@ class SimReplica:
         self.frozen_at = 0.0
         self.waiting_seen = 0
         self.idle_seen = 0
+        self.step = self._step
+        """Made once: each event of the engine's names it."""
         self.engine = self._new_engine()
 
     def _new_engine(self) -> RunEngine:
@@ -160,7 +163,7 @@ class SimReplica:
     def _step_ends(self, end: float) -> None:
         self.token = token = self.token + 1
         self.end = end
-        self.world.at(end, self._step, token)
+        self.world.at(end, self.step, token)
 
     def _step(self, now: float, token: int, _: Any) -> None:
         if token != self.token:
@@ -171,7 +174,7 @@ class SimReplica:
         if end is not None:
             self.token = token = token + 1
             self.end = end
-            self.world.at(end, self._step, token)
+            self.world.at(end, self.step, token)
         # Only now: what these calls place must find the engine as it stands after the step.
         waiting = len(engine.waiting)
         if waiting != self.waiting_seen or not engine.running:
