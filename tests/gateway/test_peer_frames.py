@@ -12,6 +12,7 @@ from exaserve.gateway.peer_frames import (
     Auth,
     Define,
     Done,
+    Echo,
     First,
     Frame,
     FrameError,
@@ -20,15 +21,18 @@ from exaserve.gateway.peer_frames import (
     Placed,
     Reset,
     Time,
+    Want,
     proof,
     write_auth,
     write_define,
     write_done,
+    write_echo,
     write_first,
     write_hello,
     write_placed,
     write_reset,
     write_time,
+    write_want,
 )
 
 _u32 = st.integers(0, 2**32 - 1)
@@ -42,6 +46,8 @@ _frames: st.SearchStrategy[Frame] = st.one_of(
     st.builds(Placed, _u32, _u32, _u32, _u32, st.integers(0, 3), st.floats(0, 86_400, width=32)),
     st.builds(First, _u32),
     st.builds(Done, _u32),
+    st.builds(Echo, st.floats(allow_nan=False, allow_infinity=False), st.floats(0, 86_400, width=32)),
+    st.just(Want()),
 )
 
 
@@ -63,6 +69,10 @@ def write(frame: Frame) -> bytes:
             return write_first(frame.ref)
         case Done():
             return write_done(frame.ref)
+        case Echo():
+            return write_echo(*frame)
+        case Want():
+            return write_want()
 
 
 @given(st.lists(_frames, max_size=12), st.lists(st.integers(0, 600), max_size=8))
