@@ -24,6 +24,8 @@ pytestmark = pytest.mark.xdist_group("real_vllm")
 BACK_S = 300.0
 """One engine's start on a machine that does other things too."""
 LOAD_PROMPTS = 12
+LONG = 1900
+"""Tokens of an answer that nobody waits for: many seconds."""
 
 
 def official(live: Live, key: str = KEY) -> Any:
@@ -63,15 +65,14 @@ def test_engines_that_ask_for_a_key_are_watched_with_it_and_clients_need_it_too(
 
 def test_an_engine_stops_when_the_client_leaves(live):
     """vLLM's own counter of aborted requests stays at 0 (docs/gateway.md says why); its scheduler's gauges prove it."""
-    body = {"model": MODEL, "prompt": "a", "max_tokens": 1900, "ignore_eos": True, "stream": True}
+    body = {"model": MODEL, "prompt": "a", "max_tokens": LONG, "ignore_eos": True, "stream": True}
+    before = [sample(url, "vllm:generation_tokens_total") for url in live.engines]
     with live.client.stream("POST", "/v1/completions", json=body) as answer:
         index = int(answer.headers["x-exaserve-replica"][-1])
         engine = live.engines[index]
-        lines = answer.iter_lines()
+        lines = answer.iter_lines()  # held: where it is collected the answer is closed
+        next(lines)
         began = time.monotonic()
-        for _ in range(40):
-            next(lines)
-        line_s = (time.monotonic() - began) / 40
         until(lambda: sample(engine, "vllm:num_requests_running") == 1, 10.0, "the engine computes")
         until(lambda: sample(engine, "vllm:kv_cache_usage_perc") > 0, 10.0, "and holds KV")
 
@@ -81,12 +82,13 @@ def test_an_engine_stops_when_the_client_leaves(live):
 
         until(seen, 10.0, "the gateway sees both by the agent")
         priced = live.row(index)["entropy"]
+        made = sample(engine, "vllm:generation_tokens_total") - before[index]
+        rest_s = (LONG - made) * (time.monotonic() - began) / made
     left_at = time.monotonic()
     until(lambda: sample(engine, "vllm:num_requests_running") == 0, 10.0, "nothing runs")
     until(lambda: sample(engine, "vllm:kv_cache_usage_perc") == 0, 10.0, "its blocks are free")
     took_s = time.monotonic() - left_at
-    # A token is two lines of the stream. Had it gone on, the rest would have taken much longer.
-    assert took_s < 0.5 * 2 * line_s * 1900, "the work was dropped, not finished"
+    assert took_s < 0.5 * rest_s, "the work was dropped, not finished"
     tokens = sample(engine, "vllm:generation_tokens_total")
     time.sleep(1.0)
     assert sample(engine, "vllm:generation_tokens_total") - tokens <= 2, "no more than the agent's own probes"
@@ -146,7 +148,7 @@ def load_client(live: Live, path: Path) -> subprocess.CompletedProcess[str]:
     command += ["--dataset-name", "random", "--random-input-len", "64", "--random-output-len", "16"]
     command += ["--num-prompts", str(LOAD_PROMPTS), "--save-result", "--result-filename", str(path)]
     env = environment() | {"OPENAI_API_KEY": KEY}
-    return subprocess.run(command, env=env, capture_output=True, text=True, timeout=180, check=False)
+    return subprocess.run(command, env=env, capture_output=True, text=True, timeout=240, check=False)
 
 
 def test_a_killed_engine_is_restarted_while_the_other_answers(live, tmp_path):
@@ -154,7 +156,7 @@ def test_a_killed_engine_is_restarted_while_the_other_answers(live, tmp_path):
     family = live.tree(1)
     assert len(family) >= 3, "API server, core and worker"
     with ThreadPoolExecutor(6) as pool:
-        waiting = [pool.submit(live.complete, max_tokens=400, ignore_eos=True) for _ in range(6)]
+        waiting = [pool.submit(live.complete, max_tokens=800, ignore_eos=True) for _ in range(6)]
         until(lambda: live.row(1)["running"], 20.0, "some of them run there")
         os.kill(family[0], signal.SIGKILL)
         killed_at = time.monotonic()
