@@ -129,8 +129,13 @@ def started(replicas: list[str], count: int, *, peers: bool) -> Iterator[tuple[s
             time.sleep(0.2)
         yield tuple(f"http://127.0.0.1:{port}" for port in ports[:count])
         if peers:
-            lags = [peer["lag_s"] for k in range(count) for peer in looked(ports[count + k])["peers"]["peers"]]
-            print(f"  lag between peers: {1000 * median(lags):.1f} ms, at most {1000 * max(lags):.1f} ms", flush=True)
+            rows = [peer for k in range(count) for peer in looked(ports[count + k])["peers"]["peers"]]
+            lags, slow = [row["lag_s"] for row in rows], sum(row["slow"] for row in rows)
+            print(
+                f"  lag between peers: {1000 * median(lags):.1f} ms, at most {1000 * max(lags):.1f} ms; "
+                f"{slow} of {len(rows)} links too slow to decide by",
+                flush=True,
+            )
     finally:
         for process in processes:
             process.terminate()
