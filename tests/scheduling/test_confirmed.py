@@ -15,7 +15,8 @@ from exaserve.scheduling.ledger import ReplicaState
 
 FIGURES = {"running": 4, "waiting": 1, "kv_use": 0.2, "kv_tokens_max": 100_000}
 # The age of a report and its number are what a confirmation moves; of speed, only what its next reading would give.
-DERIVED = [name for name in ReplicaState.__slots__ if name not in {"last_report", "speed", "idle_set", "_rate_version"}]
+NAMES: tuple[str, ...] = getattr(ReplicaState, "__mypyc_attrs__", None) or ReplicaState.__slots__
+DERIVED = [name for name in NAMES if name not in {"last_report", "speed", "idle_set", "_rate_version", "__dict__"}]
 
 steps = st.lists(st.sampled_from(["place", "first", "end", "hold", "pass"]), max_size=30)
 
