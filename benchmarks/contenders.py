@@ -24,6 +24,7 @@ global
 defaults
     mode http
     option http-keep-alive
+    option http-no-delay
     http-reuse always
     timeout connect 5s
     timeout client 1h
