@@ -60,6 +60,7 @@ COMPILED = (
     "gateway/answers.py",
     "gateway/client.py",
     "gateway/core.py",
+    "gateway/direct.py",
     "gateway/exchange.py",
     "gateway/heads.py",
     "gateway/inspect.py",

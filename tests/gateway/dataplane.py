@@ -68,6 +68,9 @@ class MockTransport:
         self.written += data
         self.writes += 1
 
+    def get_extra_info(self, name: str) -> None:
+        """There is no socket behind it."""
+
     def take(self) -> bytes:
         data = bytes(self.written)
         self.written.clear()

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, cast
 
 from exaserve.domain.errors import ClientError, ExaServeError, SlowClient
 from exaserve.gateway.answers import CONTINUE, error_answer
+from exaserve.gateway.direct import DirectWriter
 from exaserve.gateway.exchange import Exchange
 from exaserve.gateway.inspect import inspect
 from exaserve.gateway.parse import HEAD, IDLE, Request, RequestReader
@@ -34,13 +35,14 @@ class ClientConnection:
 
     __slots__ = (
         "_closing", "_core", "_lingering", "_reader", "_reading_paused", "_serving", "_stall_at", "_stall_size",
-        "deadline", "exchange", "stalled", "transport",
+        "_writer", "deadline", "exchange", "stalled", "transport",
     )  # fmt: skip
 
     def __init__(self, core: Core) -> None:
         self._core = core
         self._reader = RequestReader(core.limits, core.heads, core.receiving)
         self.transport: asyncio.Transport | None = None
+        self._writer: DirectWriter | None = None
         self.exchange: Exchange | None = None
         self.deadline = inf
         self._stall_at = self._stall_size = 0.0
@@ -51,6 +53,7 @@ class ClientConnection:
         transport = cast("asyncio.Transport", transport)  # uvloop's are not subclasses
         core = self._core
         self.transport = transport
+        self._writer = DirectWriter(transport)
         if not core.opened(self):
             self._closing = True
             transport.abort()
@@ -88,7 +91,7 @@ class ClientConnection:
         self.exchange = None
         if exchange is not None:
             exchange.client_gone()
-        self.transport = None
+        self.transport = self._writer = None
 
     def pause_writing(self) -> None:
         self.stalled = True
@@ -185,9 +188,9 @@ class ClientConnection:
 
     # ---- for the exchange and the core --------------------------------------------------------------------------
     def write(self, data: bytes) -> None:
-        transport = self.transport
-        if transport is not None:
-            transport.write(data)
+        writer = self._writer
+        if writer is not None:
+            writer.write(data)
 
     def exchange_done(self, now: float) -> None:
         """The exchange has answered; the next request may be."""

@@ -243,8 +243,6 @@ class Exchange:
             return
         self._status = status
         request = self.request
-        transport = self.client.transport
-        assert transport is not None
         keep_alive = request.keep_alive and not core.stopping
         bodyless = request.method == b"HEAD" or status in _BODYLESS
         if upstream.length >= 0 and not upstream.chunked:
@@ -264,10 +262,10 @@ class Exchange:
         head = b"%b%b%b%b\r\n" % (upstream.head, upstream.endpoint.replica_line, self.request_id, framing)
         if upstream.complete and upstream.length == len(rest) and not bodyless:
             self.sent = True  # the usual plain answer: all of it has come
-            transport.write(head + rest)
+            self.client.write(head + rest)
             self._settle(_outcome(status), rest)
             return
-        upstream.pass_on(head, rest, transport.write, http11=request.http11, bodyless=bodyless)
+        upstream.pass_on(head, rest, self.client.write, http11=request.http11, bodyless=bodyless)
 
     def first_byte(self) -> None:
         self.sent = True

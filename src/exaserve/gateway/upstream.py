@@ -18,6 +18,7 @@ from httptools import HttpParserError, HttpParserUpgrade, HttpResponseParser
 
 from exaserve.domain.errors import ConnectFailed, ConnectionLost, InvalidResponse, ReplicaError
 from exaserve.gateway.answers import chunk, status_line
+from exaserve.gateway.direct import DirectWriter
 from exaserve.gateway.heads import Heads, header, skeleton
 from exaserve.gateway.reply import CODING_HEADER, LENGTH_HEADER, ChunkDecoder, kind_of, read_head
 from exaserve.gateway.usage import TAIL_BYTES
@@ -94,8 +95,8 @@ class UpstreamConnection:
 
     __slots__ = (
         "_buffer", "_coding_unknown", "_decoder", "_feed", "_heads", "_held_head", "_http11", "_interims", "_last",
-        "_lines", "_odd", "_parser", "_pending", "_remaining", "_surplus", "_tail", "_write", "active", "chunked",
-        "clean", "complete", "endpoint", "event_stream", "head", "idle_since", "length", "mode", "on_closed",
+        "_lines", "_odd", "_parser", "_pending", "_remaining", "_surplus", "_tail", "_write", "_writer", "active",
+        "chunked", "clean", "complete", "endpoint", "event_stream", "head", "idle_since", "length", "mode", "on_closed",
         "paused", "relay", "reusable", "reused", "sent_at", "silent", "status", "transport",
     )  # fmt: skip
 
@@ -107,6 +108,7 @@ class UpstreamConnection:
         self._heads = heads
         self.mode = IDLE
         self.transport: asyncio.Transport | None = None
+        self._writer: DirectWriter | None = None
         self.relay: Relay | None = None
         self.reused = self.paused = self.active = self.reusable = False
         self.silent = self._http11 = True
@@ -161,6 +163,7 @@ class UpstreamConnection:
     # ---- asyncio.Protocol ---------------------------------------------------------------------------------------
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast("asyncio.Transport", transport)  # uvloop's are not subclasses
+        self._writer = DirectWriter(self.transport)
 
     def data_received(self, data: bytes) -> None:
         mode = self.mode
@@ -210,16 +213,16 @@ class UpstreamConnection:
     # ---- for the exchange ---------------------------------------------------------------------------------------
     def send(self, relay: Relay, data: bytes, body: bytes, now: float) -> None:
         """Sends a request; ``relay`` hears of its answer. ``body`` is what was too large to join to ``data``."""
-        transport = self.transport
-        assert transport is not None
+        writer = self._writer
+        assert writer is not None
         assert self.mode == IDLE
         self.relay = relay
         self.mode = HEAD
         self.sent_at = now
         self.silent = True
-        transport.write(data)
+        writer.write(data)
         if body:
-            transport.write(body)
+            writer.write(body)
 
     def pass_on(
         self, head: bytes, rest: bytes, write: Callable[[bytes], None], *, http11: bool, bodyless: bool
