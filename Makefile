@@ -58,8 +58,8 @@ bench-simulate: $(VENV)/.dev $(VENV)/compiled/.done ## simulated seconds per sec
 bench-bringup: $(VENV)/.dev ## null engines on 16 to 512 nodes, from exaserve up to all ready
 	@$(BIN)/python -m benchmarks.bench_bringup
 
-bench-telemetry: $(VENV)/.dev ## what 3,072 pushed and 48 polled replicas cost one gateway
-	@$(BIN)/python -m benchmarks.bench_telemetry
+bench-telemetry: $(VENV)/.dev $(VENV)/compiled/.done ## what 3,072 pushed and 48 polled replicas cost one gateway
+	@PYTHONPATH=$(CURDIR)/$(VENV)/compiled $(BIN)/python -m benchmarks.bench_telemetry
 
 clean: ## remove the virtual environment and caches
 	rm -rf $(VENV) .venv-peers .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build dist
