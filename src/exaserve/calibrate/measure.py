@@ -164,8 +164,13 @@ class Measurer:
             del self._series[:-20_000]
             await asyncio.sleep(WATCH_PERIOD_S)
 
-    def _within(self, begin: float, end: float, signal: str) -> list[float]:
-        return [float(s[signal]) for s in self._series if begin <= s["at"] <= end and s.get(signal) is not None]
+    def _within(self, begin: float, end: float, signal: str, running_min: int = 0) -> list[float]:
+        """Samples of ``signal`` between two instants, in which at least so many requests ran, where the engine says."""
+        return [
+            float(s[signal])
+            for s in self._series
+            if begin <= s["at"] <= end and s.get(signal) is not None and s.get("running", running_min) >= running_min
+        ]
 
     async def _idle(self) -> None:
         """Until the engine says that it has nothing to do; one that says nothing is given a moment."""
@@ -233,7 +238,8 @@ class Measurer:
         if preempted is not None and after is not None and after > preempted:
             self.out.dropped.append(f"{name}: the engine preempted")
             return
-        use = self._within(begin, end, "kv_use")
+        # A sample may still be of the step before all were decoding: its count of running requests says so.
+        use = self._within(begin, end, "kv_use", running_min=batch.sequences)
         size = self.out.limits.get("kv_tokens_max", 0)
         kv_used = math.fsum(use) / len(use) * size if use and size else math.nan
         point = decode_point(records, kv_used)
