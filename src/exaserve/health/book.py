@@ -69,7 +69,6 @@ class _Entry:
         "probe_at",
         "probe_latency_s",
         "probe_wait_s",
-        "probing",
         "progress_at",
         "reason",
         "recoveries",
@@ -89,7 +88,6 @@ class _Entry:
         self.strikes = 0
         self.recoveries = 0
         self.ejections = 0
-        self.probing = False
         self.probe_at = now
         self.probe_wait_s = config.probe_fast_s
         self.probe_latency_s: float | None = None
@@ -203,7 +201,7 @@ class HealthBook:
                 self._move(replica, entry, Event.PROBED_WELL, reason, now)
         entry.down_by_word = False
         entry.strikes = 0
-        if not entry.probing:
+        if replica not in self._probing:
             self._spread = (self._spread + _GOLDEN) % 1.0
             self._probe_at(replica, entry, now + self.config.probe_told_s * (0.25 + 0.75 * self._spread))
 
@@ -222,9 +220,9 @@ class HealthBook:
 
     def probe_started(self, replica: ReplicaId) -> None:
         """A probe is under way; the replica is not due again until :meth:`probed`."""
-        entry = self._entries[replica]
-        assert not entry.probing, replica
-        entry.probing = True
+        if replica not in self._entries:
+            raise KeyError(replica)
+        assert replica not in self._probing, replica
         self._probing.add(replica)
 
     def probe_finished(
@@ -271,7 +269,9 @@ class HealthBook:
         while self._due and self._due[0][0] <= now:
             at, replica = heapq.heappop(self._due)
             entry = self._entries.get(replica)
-            if entry is None or entry.probing or entry.probe_at != at or entry.state is State.EJECTED or entry.held:
+            if entry is None or entry.probe_at != at or entry.state is State.EJECTED or entry.held:
+                continue
+            if replica in self._probing:
                 continue
             ready[replica] = at
         for replica, at in ready.items():
@@ -311,12 +311,11 @@ class HealthBook:
             assert entry.state is not State.EJECTED or replica in self._timed, replica
             assert entry.state is not State.RAMPING or replica in self._timed, replica
         assert self._timed <= self._entries.keys()
-        assert self._probing == {replica for replica, entry in self._entries.items() if entry.probing}
+        assert self._probing <= self._entries.keys()
         assert len(self._due) <= 8 * len(self._entries) + 64, len(self._due)
 
     # ---- inside -------------------------------------------------------------------------------------------------
     def _count_probe(self, replica: ReplicaId, entry: _Entry, ok: bool, strikes: int, detail: str, now: float) -> None:
-        entry.probing = False
         self._probing.discard(replica)
         if ok:
             entry.strikes = 0

@@ -425,12 +425,11 @@ class ReplicaState:
         self.toll = 0.0 if self.home else 0.5 + rank
 
     def stand_in(self, idle_set: IdleSet | None) -> None:
-        """From now on it is counted in ``idle_set`` while it is idle."""
+        """From the next :meth:`refresh` on it is counted in ``idle_set`` while it is idle."""
         if self.idle_set is not idle_set:
             if self.idle_set is not None:
                 self.idle_set.discard(self)
             self.idle_set = idle_set
-            self.refresh()
 
     def backlog_s(self, now: float) -> float:
         """Seconds of prefill ahead of a request placed now: own and foreign, less what has had time to drain."""

@@ -77,6 +77,7 @@ class Scheduler:
         state.lean = self._context.rng.random()
         self._states[spec.id] = state
         state.stand_in(self._idle_set(state))
+        state.refresh()
         for model in spec.models:
             self._join(model, state)
 
