@@ -28,6 +28,7 @@ from typing import Final
 from exaserve.perfmodel import EngineProfile
 from exaserve.perfmodel.blocks import BlockPool
 from exaserve.perfmodel.sequence import FinishReason, Request, State, StepResult
+from exaserve.perfmodel.step import step_s
 
 __all__ = ["Engine", "FinishReason", "Request", "State", "StepResult"]
 
@@ -64,6 +65,7 @@ class Engine:
         self._per_seq_s = profile.decode_per_seq_s
         self._per_kv_s = profile.decode_per_kv_token_s
         self._expert_s = profile.expert_s
+        self._expert_share = profile.expert_share
         self._tokens_per_s = profile.prefill_tokens_per_s
         self._per_pair_s = profile.prefill_per_pair_s
         self._overhead_s = profile.overhead_s
@@ -189,19 +191,22 @@ class Engine:
         return now + duration
 
     def _duration(self, tokens: int, count: int, pairs: int) -> float:
-        """Seconds of a step: the profile's ``step_s``, which stands here again since each step needs it."""
-        weights_s = self._fixed_s
-        if self._expert_s:
-            step_s = self.profile.step_s(tokens, count, self._kv_tokens, pairs)
-        else:
-            step_s = weights_s + self._per_seq_s * count + self._per_kv_s * self._kv_tokens
-            if tokens:
-                compute_s = tokens / self._tokens_per_s
-                weights_s -= self._overhead_s
-                if compute_s > weights_s:
-                    step_s += compute_s - weights_s
-                step_s += pairs * self._per_pair_s
-        return step_s * self.slow / self.speed
+        """Seconds of a step with ``tokens`` of prompts, ``pairs`` of attention in them, and ``count`` decoding."""
+        seconds = step_s(
+            self._fixed_s,
+            self._overhead_s,
+            self._per_seq_s,
+            self._per_kv_s,
+            self._expert_s,
+            self._expert_share,
+            self._tokens_per_s,
+            self._per_pair_s,
+            tokens,
+            count,
+            self._kv_tokens,
+            float(pairs),
+        )
+        return seconds * self.slow / self.speed
 
     def end_step(self, now: float) -> StepResult:
         """Applies the step that :meth:`begin_step` formed."""

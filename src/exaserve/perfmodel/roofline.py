@@ -25,6 +25,7 @@ from dataclasses import dataclass
 from exaserve.domain.errors import ConfigError
 from exaserve.perfmodel.hardware import HARDWARE, Hardware
 from exaserve.perfmodel.models import MODELS, ModelShape
+from exaserve.perfmodel.step import step_s
 
 __all__ = [
     "PRECISIONS",
@@ -132,17 +133,20 @@ class EngineProfile:
             prefill_pairs: sum over prompt tokens of the context each looks at (token count squared / 2 for a whole
                 prompt).
         """
-        weights_s = self.decode_fixed_s
-        if self.expert_s:
-            weights_s += self.expert_s * (1.0 - (1.0 - self.expert_share) ** (prefill_tokens + decode_seqs))
-        step = weights_s + self.decode_per_seq_s * decode_seqs + self.decode_per_kv_token_s * kv_tokens
-        if prefill_tokens:
-            compute_s = prefill_tokens / self.prefill_tokens_per_s
-            weights_s -= self.overhead_s
-            if compute_s > weights_s:
-                step += compute_s - weights_s
-            step += prefill_pairs * self.prefill_per_pair_s
-        return step
+        return step_s(
+            self.decode_fixed_s,
+            self.overhead_s,
+            self.decode_per_seq_s,
+            self.decode_per_kv_token_s,
+            self.expert_s,
+            self.expert_share,
+            self.prefill_tokens_per_s,
+            self.prefill_per_pair_s,
+            prefill_tokens,
+            decode_seqs,
+            kv_tokens,
+            prefill_pairs,
+        )
 
     def prefill_s(self, tokens: int) -> float:
         """Seconds to prefill a prompt of ``tokens`` alone, chunked by the token budget."""

@@ -15,7 +15,6 @@ from exaserve.health import AnomalyGuard, FailureKind, HealthBook
 from exaserve.perfmodel.engine import State
 from exaserve.scheduling import Admission, Placement, PolicyFactory, Refusal, RefusalReason, Scheduler
 from exaserve.simulate.call import Call
-from exaserve.simulate.record import ERROR_CODES
 from exaserve.simulate.replica import Job, SimReplica
 from exaserve.simulate.world import World
 
@@ -279,13 +278,10 @@ class SimGateway:
 
     def _end(self, call: Call, now: float, error: str = "") -> None:
         call.over = True
-        recorder, index = self.world.recorder, call.index
+        recorder = self.world.recorder
         if call.attempts > 1:
-            recorder.attempts[index] = min(call.attempts, 127)
-        # As Recorder.ended, which is not compiled.
-        assert recorder.error[index] == -1, index
-        recorder.error[index] = ERROR_CODES[error] if error else 0
-        recorder.last[index] = now
+            recorder.attempts[call.index] = min(call.attempts, 127)
+        recorder.ended(call.index, now, error)
         self.world.open -= 1
 
     def give_up_all(self, now: float) -> None:

@@ -1,9 +1,8 @@
-"""What became of each request, in columns: a million of them take some fifty megabytes."""
+"""Statistics of what became of a run's requests."""
 
 from __future__ import annotations
 
 import math
-from array import array
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,46 +10,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from exaserve.simulate.demand import Demand
+from exaserve.simulate.recorder import ERRORS, Recorder
 
-__all__ = ["ERRORS", "ERROR_CODES", "Figures", "Recorder", "RunStats", "summarise"]
+__all__ = ["Figures", "RunStats", "summarise"]
 
-ERRORS = (
-    "",
-    "queue_full",
-    "queue_timeout",
-    "no_replica_ready",
-    "connect",
-    "reset",
-    "timeout",
-    "status_5xx",
-    "rejected",
-    "cut",
-    "deadline",
-    "unfinished",
-)
-"""Why a request failed; index 0 is none. ``cut``: its answer had begun."""
-ERROR_CODES = {error: code for code, error in enumerate(ERRORS)}
 WINDOW_SAMPLES_MIN = 20
 """Windows with fewer answers than this say nothing about a P99."""
-
-
-class Recorder:
-    """Columns, one row per request. Instants are seconds, NaN where it did not come to that."""
-
-    def __init__(self, count: int) -> None:
-        nothing = array("d", [math.nan])
-        self.first = nothing * count
-        self.last = nothing * count
-        self.queued_s = array("f", [0.0]) * count
-        self.attempts = array("b", [0]) * count
-        """Only of requests that took more than one."""
-        self.error = array("b", [-1]) * count
-        """Index into ERRORS, -1 while open."""
-
-    def ended(self, index: int, now: float, error: str = "") -> None:
-        assert self.error[index] == -1, f"request {index} ended twice"
-        self.error[index] = ERROR_CODES[error]
-        self.last[index] = now
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,8 @@ from exaserve.simulate.demand import Demand
 from exaserve.simulate.director import Director
 from exaserve.simulate.gateway import SimGateway
 from exaserve.simulate.oracle import ORACLE, oracle
-from exaserve.simulate.record import Recorder, RunStats, summarise
+from exaserve.simulate.record import RunStats, summarise
+from exaserve.simulate.recorder import Recorder
 from exaserve.simulate.replica import SimReplica
 from exaserve.simulate.settings import SimSettings
 from exaserve.simulate.units import Unit

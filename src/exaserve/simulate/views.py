@@ -7,7 +7,8 @@ import numpy as np
 from exaserve.report import GateView, RunView, ScenarioView
 from exaserve.simulate.demand import Demand
 from exaserve.simulate.objectives import Objective
-from exaserve.simulate.record import Recorder, RunStats
+from exaserve.simulate.record import RunStats
+from exaserve.simulate.recorder import Recorder
 from exaserve.simulate.settings import SimSettings
 
 __all__ = ["POINTS_MAX", "run_view"]

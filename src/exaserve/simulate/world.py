@@ -18,7 +18,7 @@ from typing import Any, Final
 
 from exaserve.config import Cluster
 from exaserve.domain.replica import ReplicaId
-from exaserve.simulate.record import Recorder
+from exaserve.simulate.recorder import Recorder
 from exaserve.simulate.settings import SimSettings
 
 __all__ = ["World"]
