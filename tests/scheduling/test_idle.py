@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from tests.scheduling.conftest import Build, facts, report, rid
@@ -10,14 +11,21 @@ from exaserve.domain.request import Outcome
 from exaserve.scheduling import Placement, Scheduler
 
 
+def place(
+    scheduler: Scheduler, now: float = 0.0, prompt: int = 100, but: Sequence[int] = (), model: str = "m"
+) -> Placement:
+    """A request that must find a place, on none of the replicas ``but``."""
+    placement = scheduler.place(facts(prompt, model=model), now, [rid(k) for k in but])
+    assert isinstance(placement, Placement)
+    return placement
+
+
 def fill(scheduler: Scheduler, count: int, idle: set[int], prompt: int = 4000) -> dict[int, Placement]:
     """A long prompt on each replica but the ``idle`` ones."""
     placed = {}
     for k in range(count):
         if k not in idle:
-            placement = scheduler.place(facts(prompt), 0.0, [rid(j) for j in range(count) if j != k])
-            assert isinstance(placement, Placement)
-            placed[k] = placement
+            placed[k] = place(scheduler, 0.0, prompt, but=[j for j in range(count) if j != k])
     scheduler.validate()
     return placed
 
@@ -26,8 +34,7 @@ def test_the_only_idle_replica_of_many_gets_the_request(build: Build) -> None:
     for idle in (0, 99, 199):
         scheduler = build(200)
         fill(scheduler, 200, {idle})
-        placement = scheduler.place(facts(100), 0.0)
-        assert isinstance(placement, Placement)
+        placement = place(scheduler, 0.0)
         assert placement.replica_id == rid(idle)
 
 
@@ -35,15 +42,13 @@ def test_a_first_byte_makes_idle_again_and_a_report_of_others_work_does_not_leav
     scheduler = build(200)
     placed = fill(scheduler, 200, set())
     scheduler.first_token(placed[7], 0.4)
-    placement = scheduler.place(facts(100), 0.5)
-    assert isinstance(placement, Placement)
+    placement = place(scheduler, 0.5)
     assert placement.replica_id == rid(7)
     scheduler.first_token(placement, 0.6)
     scheduler.first_token(placed[8], 0.6)
     scheduler.report(report(7, 1, 0.7, running=9, waiting=5, kv_use=0.1), 0.7)
     scheduler.validate()
-    following = scheduler.place(facts(100), 0.7)
-    assert isinstance(following, Placement)
+    following = place(scheduler, 0.7)
     assert following.replica_id == rid(8)
 
 
@@ -53,15 +58,13 @@ def test_idle_replicas_leave_and_return_with_drain_health_and_membership(build: 
     scheduler.drain(rid(3))
     scheduler.set_health(rid(4), False, "down")
     scheduler.validate()
-    only = scheduler.place(facts(100), 0.0)
-    assert isinstance(only, Placement)
+    only = place(scheduler, 0.0)
     assert only.replica_id == rid(5)
     scheduler.release(only, 0.1, Outcome.COMPLETED)
     scheduler.remove(rid(5))
     scheduler.undrain(rid(3))
     scheduler.validate()
-    back = scheduler.place(facts(100), 0.2)
-    assert isinstance(back, Placement)
+    back = place(scheduler, 0.2)
     assert back.replica_id == rid(3)
 
 
@@ -71,13 +74,11 @@ def test_models_and_homes_may_change_under_the_idle(build: Build) -> None:
         spec = scheduler.states()[rid(k)].spec
         scheduler.update(replace(spec, models=("m", "lora")))
     scheduler.validate()
-    placement = scheduler.place(facts(100, model="lora"), 0.0)
-    assert isinstance(placement, Placement)
+    placement = place(scheduler, model="lora")
     assert int(placement.replica_id[1:]) < 50
     scheduler.set_gateways("a", ["a", "b", "c"])
     scheduler.validate()
-    home = scheduler.place(facts(100), 0.0)
-    assert isinstance(home, Placement)
+    home = place(scheduler, 0.0)
     assert scheduler.states()[home.replica_id].home
     scheduler.set_gateways("a", ["a"])
     scheduler.validate()
