@@ -10,6 +10,7 @@ from typing import Self
 from urllib.parse import parse_qsl, urlsplit
 
 import msgspec
+from tests.ports import free_port
 
 
 class Asked(msgspec.Struct):
@@ -48,8 +49,8 @@ class HttpStub:
         return f"{'https' if self._tls else 'http'}://127.0.0.1:{self.port}"
 
     async def start(self) -> None:
+        self.port = self.port or free_port()
         self._server = await asyncio.start_server(self._serve, "127.0.0.1", self.port, ssl=self._tls)
-        self.port = self._server.sockets[0].getsockname()[1]
 
     async def stop(self) -> None:
         """Gone: the port is closed and every connection cut."""

@@ -8,6 +8,7 @@ from types import TracebackType
 from typing import Self
 
 from tests.engines.shapes import vllm_now
+from tests.ports import free_port
 
 Answer = tuple[int, bytes] | str
 """Status and body, or what to do instead: ``hang``, ``close`` or ``garbage``."""
@@ -40,8 +41,8 @@ class FakeEngine:
         return f"http://127.0.0.1:{self.port}"
 
     async def start(self) -> None:
+        self.port = self.port or free_port()
         self._server = await asyncio.start_server(self._serve, "127.0.0.1", self.port)
-        self.port = self._server.sockets[0].getsockname()[1]
 
     async def stop(self) -> None:
         if self._server is not None:
