@@ -19,23 +19,27 @@ from exaserve.health import HealthConfig
 from exaserve.observe import EventLog
 from exaserve.scheduling import ReplicaState
 
-QUICK = HealthConfig(probe_interval_s=0.1, probe_timeout_s=0.3, probe_limit_s=0.25, probe_fast_s=0.05, open_s=0.05)
+QUICK = HealthConfig(probe_interval_s=0.1, probe_timeout_s=10.0, probe_limit_s=10.0, probe_fast_s=0.05, open_s=0.05)
+"""Asks often, and has patience with a machine that answers late."""
+ONE_PROBE = HealthConfig(probe_interval_s=300.0, probe_fast_s=300.0, open_s=300.0, open_max_s=300.0)
+"""What does not serve after its first probe will not within a test."""
 
 
-def cluster_of(*engines: FakeEngine, **settings: Any) -> Cluster:
+def cluster_of(*engines: FakeEngine, health: HealthConfig = QUICK, **settings: Any) -> Cluster:
     """Replicas by URL alone, quick probes, free ports."""
     return Cluster(
         pools=(Pool(replicas=tuple(engine.url for engine in engines)),),
-        health=QUICK,
-        telemetry=TelemetrySettings(interval_s=0.05, timeout_s=0.3),
-        gateway=GatewaySettings(port=0, admin_port=0, drain_s=2.0, **settings),
+        health=health,
+        telemetry=TelemetrySettings(interval_s=0.05, timeout_s=10.0),
+        gateway=GatewaySettings(port=0, admin_port=0, drain_s=60.0, **settings),
     )
 
 
-async def until(condition: Callable[[], object], timeout_s: float = 5.0) -> None:
+async def until(condition: Callable[[], object], timeout_s: float = 20.0) -> None:
+    """The time-out is for what never happens: far beyond what a slow machine needs for what does."""
     end = time.monotonic() + timeout_s
     while not condition():
-        assert time.monotonic() < end
+        assert time.monotonic() < end, "it did not happen"
         await asyncio.sleep(0.005)
 
 
@@ -68,5 +72,5 @@ async def running(*engines: FakeEngine, token: str | None = None, **settings: An
 
 @contextlib.asynccontextmanager
 async def admin_of(gateway: Gateway, **headers: str) -> AsyncIterator[httpx.AsyncClient]:
-    async with httpx.AsyncClient(base_url=gateway.admin_url, headers=headers, trust_env=False) as client:
+    async with httpx.AsyncClient(base_url=gateway.admin_url, headers=headers, trust_env=False, timeout=20) as client:
         yield client

@@ -7,16 +7,16 @@ import dataclasses
 import shutil
 import socket
 import subprocess
-import time
 
 import httpx
 import msgspec
 import pytest
 from tests.gateway.fake_engine import FakeEngine
-from tests.gateway.running import cluster_of, running, until
+from tests.gateway.running import ONE_PROBE, cluster_of, running, until
 
 from exaserve.config import GatewaySettings
 from exaserve.domain.errors import ConfigError
+from exaserve.gateway import app
 from exaserve.gateway.app import Gateway, fit_to_file_limit
 from exaserve.observe import EventLog, null_log
 
@@ -26,15 +26,16 @@ ASK = {"model": "m", "prompt": "x", "max_tokens": 1}
 
 
 def client_of(gateway) -> httpx.AsyncClient:
-    return httpx.AsyncClient(base_url=gateway.url, trust_env=False)
+    return httpx.AsyncClient(base_url=gateway.url, trust_env=False, timeout=30)
 
 
-async def test_ready_soon_after_its_replicas_answer():
+async def test_ready_as_soon_as_its_replicas_answer():
+    """Asked at the start and once: neither a second probe nor a report is waited for."""
     async with FakeEngine() as engine:
-        began = time.monotonic()
-        async with running(engine) as gateway, client_of(gateway) as client:
+        engine.answers["/metrics"] = "hang"
+        async with running(engine, health=ONE_PROBE) as gateway, client_of(gateway) as client:
             await until(gateway.scheduler.ready_models)
-            assert time.monotonic() - began < 1.0
+            assert engine.asked["/v1/completions"] == 1
             assert (await client.get("/ready")).status_code == 200
             answer = await client.post("/v1/completions", json=ASK)
             assert (answer.status_code, answer.headers["x-exaserve-replica"]) == (200, f"127.0.0.1:{engine.port}")
@@ -74,7 +75,7 @@ async def test_before_any_model_is_known_requests_wait_instead_of_404():
         asked = asyncio.create_task(client.post("/v1/completions", json=ASK))
         await until(lambda: len(gateway.admission) == 1)
         await late.start()
-        answer = await asyncio.wait_for(asked, 5)
+        answer = await asked
         assert answer.status_code == 200
         assert (await client.post("/v1/completions", json=ASK | {"model": "none"})).status_code == 404
     await late.stop()
@@ -139,7 +140,7 @@ async def test_reload_says_what_needs_a_restart_and_leaves_it():
         )
         gateway.reload(new)
         assert any("reload_needs_restart" in line and "gateway.drain" in line for line in gateway.lines)
-        assert gateway.cluster.gateway.drain_s == 2.0
+        assert gateway.cluster.gateway.drain_s == 60.0
 
 
 @pytest.mark.parametrize("extra", [b"", b"A: b\r\n"])
@@ -165,7 +166,13 @@ async def test_heads_keep_their_lines_apart_in_both_directions(extra, chunked):
         await asyncio.sleep(0.01)
 
 
-async def test_stop_finishes_what_is_under_way_and_takes_nothing_new():
+def refuses(gateway) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", int(gateway.url.rsplit(":", 1)[1]))) != 0
+
+
+async def test_stop_finishes_what_is_under_way_and_takes_nothing_new(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(app, "LINGER_S", 3.0)
     release = asyncio.Event()
 
     async def slow(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -184,18 +191,15 @@ async def test_stop_finishes_what_is_under_way_and_takes_nothing_new():
         await until(gateway.scheduler.ready_models)
         asked = asyncio.create_task(client.post("/v1/completions", json=ASK, headers={"x-test": "1"}))
         await until(lambda: gateway.core.inflight() == 1)
-        stopping = asyncio.create_task(gateway.stop())
-        await asyncio.sleep(0.05)
         async with client_of(gateway) as other:
+            stopping = asyncio.create_task(gateway.stop())
+            await asyncio.sleep(0)
             assert (await other.get("/ready")).status_code == 503, "still answers, and says that it goes"
-        await asyncio.sleep(0.4)
-        with pytest.raises(httpx.ConnectError):
-            async with client_of(gateway) as other:
-                await other.get("/ready")
+        await until(lambda: refuses(gateway))
         assert not stopping.done()
         release.set()
         assert (await asked).status_code == 200
-        await asyncio.wait_for(stopping, 2.0)
+        await asyncio.wait_for(stopping, 20)  # not when its limit is reached
     server.close()
 
 
@@ -205,9 +209,7 @@ async def test_stop_cuts_what_takes_longer_than_the_limit():
         engine.answers["/v1/chat/completions"] = "hang"
         asked = asyncio.create_task(client.post("/v1/chat/completions", json={"model": "m", "messages": []}))
         await until(lambda: gateway.core.inflight() == 1)
-        began = time.monotonic()
-        await gateway.stop(0.5)
-        assert time.monotonic() - began < 1.5
+        await asyncio.wait_for(gateway.stop(0.5), 20)  # the cluster's own limit is a minute
         with pytest.raises(httpx.HTTPError):
             await asked
         assert any("cut=1" in line for line in gateway.lines)

@@ -16,6 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.gateway.dataplane import COMPILED
 from tests.gateway.running import Watched, until
+from tests.ports import free_ports
 
 from exaserve.config import Cluster, GatewaySettings, Pool, TelemetrySettings
 from exaserve.domain.errors import ConfigError
@@ -26,7 +27,7 @@ from exaserve.emulator.server import Emulator
 from exaserve.gateway import peer_link, peering, telling
 from exaserve.gateway.peer_frames import FrameReader, Hello, Placed, write_hello
 from exaserve.gateway.peer_lag import Lag, Offset
-from exaserve.gateway.peering import SILENCE_MAX_S, Peering
+from exaserve.gateway.peering import HANDSHAKE_S, HEARTBEAT_S, SILENCE_MAX_S, TICK_S, Peering
 from exaserve.gateway.telling import Outbox, TellingScheduler
 from exaserve.observe import EventLog, null_log
 from exaserve.scheduling import Placement, Scheduler, SchedulerConfig
@@ -35,6 +36,10 @@ pytestmark = pytest.mark.may_block
 TOKEN = "a shared secret of some length"
 BUSY_S = 60.0
 """Several gateways and their engines share one event loop here, which makes all of them late."""
+LONG = 400
+"""Tokens that take half a minute with :data:`SLOW`; tests end such requests when they have seen enough."""
+SLOW = 0.01
+"""Speed of engines whose requests must still run when something has happened."""
 
 
 # ---- whole gateways ------------------------------------------------------------------------------------------------
@@ -63,7 +68,7 @@ def gateway_of(emulator: Emulator, k: int, port: int, ports: list[int]) -> Watch
     return Watched(
         Cluster(
             pools=(Pool(replicas=tuple(emulator.urls)),),
-            telemetry=TelemetrySettings(interval_s=0.2, timeout_s=0.5),
+            telemetry=TelemetrySettings(interval_s=0.2, timeout_s=10.0),
             gateway=GatewaySettings(
                 port=0,
                 admin_port=0,
@@ -76,14 +81,6 @@ def gateway_of(emulator: Emulator, k: int, port: int, ports: list[int]) -> Watch
         ),
         None,
     )
-
-
-def free_ports(count: int) -> list[int]:
-    with contextlib.ExitStack() as stack:
-        bound = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for each in bound:
-            each.bind(("127.0.0.1", 0))
-        return [each.getsockname()[1] for each in bound]
 
 
 def peers_of(gateway: Watched) -> tuple[str, ...]:
@@ -102,28 +99,35 @@ def nothing_held(gateway: Watched) -> bool:
 
 async def ask(client: httpx.AsyncClient, gateway: Watched, tokens: int, stream: bool = True) -> None:
     body = {"model": "tiny", "prompt": "word " * 50, "max_tokens": tokens, "stream": stream, "ignore_eos": True}
-    answer = await client.post(f"{gateway.url}/v1/completions", json=body, timeout=30)
+    answer = await client.post(f"{gateway.url}/v1/completions", json=body, timeout=90)
     assert answer.status_code == 200, answer.text
 
 
-async def test_what_one_places_is_in_the_others_ledger_within_milliseconds():
-    async with cluster(2) as (one, two), httpx.AsyncClient(trust_env=False) as client:
-        asked = asyncio.create_task(ask(client, one, 200))
-        await until(lambda: sum(s.inflight for s in one.scheduler.states().values()) == 1)
-        began = time.monotonic()
+async def left(asked: list[asyncio.Task[None]]) -> None:
+    """The clients go."""
+    for each in asked:
+        each.cancel()
+    await asyncio.gather(*asked, return_exceptions=True)
+
+
+async def test_what_one_places_is_in_the_others_ledger_at_once(monkeypatch: pytest.MonkeyPatch):
+    async with cluster(2, speed=SLOW) as (one, two), httpx.AsyncClient(trust_env=False) as client:
+        for name in ("TICK_S", "HEARTBEAT_S", "SILENCE_MAX_S"):
+            monkeypatch.setattr(peering, name, 300.0)  # nothing is told because it is time for something
+        await asyncio.sleep(2 * 0.2)
+        asked = [asyncio.create_task(ask(client, one, LONG))]
         await until(lambda: two.scheduler.told() == 1)
-        assert time.monotonic() - began < 0.1
         (where,) = [s for s in one.scheduler.states().values() if s.inflight]
         assert two.scheduler.states()[where.id].told == 1
         await until(lambda: two.scheduler.states()[where.id].decoding == 1)
-        await asked
-        await until(lambda: nothing_held(one) and nothing_held(two), 1.0)
+        await left(asked)
+        await until(lambda: nothing_held(one) and nothing_held(two))
 
 
 async def test_eight_gateways_agree_under_load_and_hold_nothing_after_it():
-    async with cluster(8, replicas=4) as gateways, httpx.AsyncClient(trust_env=False) as client:
-        await until(lambda: all(len(gateway.scheduler._peers.gateways) == 8 for gateway in gateways), 15.0)
-        work = [ask(client, gateway, 20, bool(i % 3)) for i, gateway in enumerate(gateways * 8)]
+    async with cluster(8, replicas=4, speed=0.1) as gateways, httpx.AsyncClient(trust_env=False) as client:
+        await until(lambda: all(len(gateway.scheduler._peers.gateways) == 8 for gateway in gateways))
+        work = [ask(client, gateway, 100, bool(i % 3)) for i, gateway in enumerate(gateways * 8)]
         seen = 0
 
         async def watch() -> None:
@@ -136,7 +140,7 @@ async def test_eight_gateways_agree_under_load_and_hold_nothing_after_it():
         await asyncio.gather(*work)
         watching.cancel()
         assert seen >= 8
-        await until(lambda: all(nothing_held(gateway) for gateway in gateways), 2.0)
+        await until(lambda: all(nothing_held(gateway) for gateway in gateways))
         for gateway in gateways:
             gateway.scheduler.validate()
             text = gateway.metrics.render().decode()
@@ -153,21 +157,18 @@ async def test_homes_are_dealt_out_among_those_that_live():
 
 
 async def test_a_killed_peer_takes_its_placements_with_it_and_returns_with_a_whole_picture():
-    async with cluster(2) as (one, two), httpx.AsyncClient(trust_env=False) as client:
-        asked = [asyncio.create_task(ask(client, one, 400)) for _ in range(5)]
+    async with cluster(2, speed=SLOW) as (one, two), httpx.AsyncClient(trust_env=False) as client:
+        asked = [asyncio.create_task(ask(client, one, LONG)) for _ in range(5)]
         await until(lambda: two.scheduler.told() == 5)
         assert two.peering is not None
         two.peering._links["g0"].drop("cut by the test")
-        await until(lambda: two.scheduler.told() == 0)
+        await until(lambda: any("event=peer_lost" in x and "placements_forgotten=5" in x for x in two.lines))
         await until(lambda: two.scheduler.told() == 5)
-        assert sum(s.decoding for s in two.scheduler.states().values()) >= 1
+        await until(lambda: sum(s.decoding for s in two.scheduler.states().values()) >= 1)
         for state in two.scheduler.states().values():
             state.validate()
-        for each in asked:
-            each.cancel()
-        await asyncio.gather(*asked, return_exceptions=True)
-        await until(lambda: nothing_held(one) and nothing_held(two), 2.0)
-        assert any("event=peer_lost" in line for line in two.lines)
+        await left(asked)
+        await until(lambda: nothing_held(one) and nothing_held(two))
 
 
 async def test_one_gateway_of_its_own_pays_nothing_and_says_so():
@@ -211,7 +212,13 @@ class Node:
     """One gateway's peering without the rest of it."""
 
     def __init__(
-        self, name: str, peers: list[int], listen: int | None, token: str | None = TOKEN, lag_max_s: float = BUSY_S
+        self,
+        name: str,
+        peers: list[int],
+        listen: int | None,
+        token: str | None = TOKEN,
+        lag_max_s: float = BUSY_S,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.outbox = Outbox()
         self.scheduler = scheduler_of(self.outbox)
@@ -223,7 +230,7 @@ class Node:
             peer_lag_max_s=lag_max_s,
         )
         log = EventLog(self.lines.append, burst_max=1000, level="debug")
-        self.peering = Peering(settings, token, self.scheduler, self.outbox, log, time.monotonic, Random(0), None)
+        self.peering = Peering(settings, token, self.scheduler, self.outbox, log, clock, Random(0), None)
 
     def place(self) -> Placement:
         placement = self.scheduler.place(facts(), time.monotonic())
@@ -288,7 +295,7 @@ async def test_two_of_one_name_are_refused_and_named():
         assert one.peering.peers() == ()
 
 
-async def test_a_peer_that_falls_silent_is_forgotten_within_two_seconds():
+async def test_a_peer_that_falls_silent_is_forgotten():
     (port,) = free_ports(1)
     one, two = Node("one", [], port), Node("two", [port], None)
     async with nodes(one, two):
@@ -299,8 +306,31 @@ async def test_a_peer_that_falls_silent_is_forgotten_within_two_seconds():
         link.write = lambda data: None  # type: ignore[method-assign]  # the wire is cut, and nobody says so
         began = time.monotonic()
         await until(lambda: one.scheduler.told() == 0)
-        assert SILENCE_MAX_S - 0.5 < time.monotonic() - began < 2.0
+        assert time.monotonic() - began > SILENCE_MAX_S - HEARTBEAT_S - TICK_S
         assert any("silent for" in line for line in one.lines)
+
+
+async def test_silence_is_loss_within_two_seconds():
+    """On a clock that only the test moves."""
+    (port,) = free_ports(1)
+    now = 1000.0
+    one, two = Node("one", [], port, clock=lambda: now), Node("two", [port], None)
+    async with nodes(one, two):
+        await until(lambda: one.peering.peers() == ("two",))
+        two.place()
+        await until(lambda: one.scheduler.told() == 1)
+        two.peering._links["one"].write = lambda data: None  # type: ignore[method-assign]
+        silent_s = 0.0
+        while one.peering.peers():
+            silent_s += TICK_S
+            now += TICK_S
+            assert one.peering._timer is not None
+            one.peering._timer.cancel()
+            one.peering._tick()
+            await asyncio.sleep(0)
+            assert silent_s <= 2.0
+        assert silent_s > SILENCE_MAX_S
+        assert one.scheduler.told() == 0
 
 
 async def test_an_idle_connection_stays():
@@ -398,12 +428,10 @@ async def test_strangers_at_the_port_are_dropped(data: bytes):
     async with nodes(one):
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(data)
-        began = time.monotonic()
         with contextlib.suppress(ConnectionError):
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(10 * HANDSHAKE_S):
                 while await reader.read(4096):
                     pass
-        assert time.monotonic() - began < 3.0
         writer.close()
         assert one.peering.peers() == ()
         await until(lambda: not one.peering._greeting)

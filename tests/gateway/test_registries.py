@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -14,31 +13,34 @@ import msgspec
 import pytest
 from tests.discovery.fake_consul import FakeConsul
 from tests.gateway.fake_engine import FakeEngine
-from tests.gateway.running import QUICK, Watched, admin_of, until
+from tests.gateway.running import ONE_PROBE, QUICK, Watched, admin_of, until
 
 from exaserve.config import Cluster, GatewaySettings, Pool, TelemetrySettings
 from exaserve.config.sources import ConsulSettings, DiscoverySettings, FileSettings
+from exaserve.discovery import consul as consul_module
 from exaserve.domain.replica import ReplicaId
+from exaserve.gateway import probes, registries
 from exaserve.gateway.registries import watch_file
+from exaserve.health import HealthConfig
 
 pytestmark = pytest.mark.may_block
 
 ASK = {"model": "m", "prompt": "x", "max_tokens": 1}
 
 
-def cluster_of(discovery: DiscoverySettings, *urls: str) -> Cluster:
+def cluster_of(discovery: DiscoverySettings, *urls: str, health: HealthConfig = QUICK) -> Cluster:
     return Cluster(
         pools=(Pool(replicas=urls),) if urls else (),
-        health=QUICK,
-        telemetry=TelemetrySettings(interval_s=0.05, timeout_s=0.3),
+        health=health,
+        telemetry=TelemetrySettings(interval_s=0.05, timeout_s=10.0),
         gateway=GatewaySettings(port=0, admin_port=0, drain_s=2.0),
         discovery=discovery,
     )
 
 
 @contextlib.asynccontextmanager
-async def running(discovery: DiscoverySettings, *urls: str) -> AsyncIterator[Watched]:
-    gateway = Watched(cluster_of(discovery, *urls), None)
+async def running(discovery: DiscoverySettings, *urls: str, health: HealthConfig = QUICK) -> AsyncIterator[Watched]:
+    gateway = Watched(cluster_of(discovery, *urls, health=health), None)
     await gateway.start()
     try:
         yield gateway
@@ -57,20 +59,22 @@ def ids(gateway: Watched) -> set[str]:
 
 
 async def test_found_served_and_out_at_once_when_critical():
+    """By the answer to the query that waits for it and by the first probe: both would come again after minutes."""
+    pauses_s = (1.5 * consul_module.PAUSE_MIN_S, registries.PAUSE_SHARE * 0.01, probes.TICK_S)
+    assert sum(pauses_s) < 0.5, "a node that joins serves within half a second"
     async with FakeConsul() as consul, FakeEngine() as one, FakeEngine() as two:
         consul.put("vllm", "a", "127.0.0.1", one.port)
-        async with running(consul_of(consul)) as gateway, httpx.AsyncClient(trust_env=False) as client:
-            began = time.monotonic()
+        async with (
+            running(consul_of(consul), health=ONE_PROBE) as gateway,
+            httpx.AsyncClient(trust_env=False, timeout=20) as client,
+        ):
             await until(gateway.scheduler.ready_models)
-            assert time.monotonic() - began < 1.0
             answer = await client.post(f"{gateway.url}/v1/completions", json=ASK)
             assert answer.headers["x-exaserve-replica"] == "node-a/a"
             consul.put("vllm", "b", "127.0.0.1", two.port)
-            began = time.monotonic()
             await until(lambda: len([s for s in gateway.scheduler.states().values() if s.available]) == 2)
-            assert time.monotonic() - began < 0.5, "a node that joins serves within half a second"
             consul.set_status("vllm", "a", "critical")
-            await until(lambda: ids(gateway) == {"node-b/b"}, 0.5)
+            await until(lambda: ids(gateway) == {"node-b/b"})
             assert any(
                 'event=replica_gone replica=node-a/a source=consul:vllm why="critical' in x for x in gateway.lines
             )
@@ -93,7 +97,7 @@ async def test_with_consul_away_everything_goes_on():
             assert 'exaserve_discovery_up{source="consul:vllm"} 0' in gateway.metrics.render().decode()
             await consul.start()
             consul.drop("vllm", "a")
-            await until(lambda: not ids(gateway), 8.0)
+            await until(lambda: not ids(gateway))
 
 
 async def test_weights_and_models_follow_without_a_new_replica():

@@ -23,6 +23,8 @@ from tests.gateway.dataplane import (
     post,
     read_answers,
 )
+from tests.gateway.running import until
+from tests.ports import free_port
 
 from exaserve.config.settings import ClientLimits, GatewaySettings, RetrySettings, Timeouts
 from exaserve.domain.replica import ReplicaId, ReplicaSpec
@@ -115,15 +117,12 @@ class Plane:
         """Everything until the gateway closes; the request asks for that."""
         reader, writer = await self.open()
         writer.write(data)
-        got = await asyncio.wait_for(reader.read(), 20)
+        got = await asyncio.wait_for(reader.read(), 30)
         writer.close()
         return got
 
     async def settled(self) -> None:
-        for _ in range(100):
-            if not self.core.exchanges:
-                break
-            await asyncio.sleep(0.02)
+        await until(lambda: not self.core.exchanges)
         self.core.validate()
         assert not self.core.exchanges
         assert self.metrics.in_flight == 0
@@ -131,16 +130,20 @@ class Plane:
         assert all(state.inflight == 0 for state in self.scheduler.states().values())
 
 
-SETTINGS = GatewaySettings(
-    timeouts=Timeouts(connect_s=0.5, first_byte_s=1.0, between_bytes_s=1.0, client_header_s=0.5, client_body_s=0.5),
-    retry=RetrySettings(attempts_max=3, budget_min_per_s=100.0),
-    limits=ClientLimits(body_bytes_max=1_000_000),
-)
+PATIENT = Timeouts(connect_s=60.0, first_byte_s=60.0, between_bytes_s=60.0, client_header_s=60.0, client_body_s=60.0)
+"""No time-out plays a part, however busy the machine is."""
+HASTY = Timeouts(connect_s=1.0, first_byte_s=1.0, between_bytes_s=1.0, client_header_s=0.5, client_body_s=0.5)
+hasty = pytest.mark.parametrize("plane", [HASTY], indirect=True, ids=["hasty"])
 
 
 @pytest.fixture
-async def plane() -> AsyncIterator[Plane]:
-    plane = Plane(SETTINGS, AdmissionConfig(wait_max_s=3.0))
+async def plane(request: pytest.FixtureRequest) -> AsyncIterator[Plane]:
+    settings = GatewaySettings(
+        timeouts=getattr(request, "param", PATIENT),
+        retry=RetrySettings(attempts_max=3, budget_min_per_s=100.0),
+        limits=ClientLimits(body_bytes_max=1_000_000),
+    )
+    plane = Plane(settings, AdmissionConfig(wait_max_s=60.0))
     server = await asyncio.get_running_loop().create_server(plane.core.client_protocol, "127.0.0.1", 0)
     plane.port = server.sockets[0].getsockname()[1]
     yield plane
@@ -199,7 +202,7 @@ async def test_oversized_body_is_refused_without_reading_it_all(plane: Plane) ->
             await asyncio.sleep(0)
             if reader._buffer:  # type: ignore[attr-defined]
                 break
-    (answer,) = read_answers(await asyncio.wait_for(reader.read(), 10))
+    (answer,) = read_answers(await asyncio.wait_for(reader.read(), 30))
     assert answer.status == 413
     assert sent < 100_000_000
     writer.close()
@@ -225,7 +228,7 @@ async def bad_garbage(reader: asyncio.StreamReader, writer: asyncio.StreamWriter
 
 async def bad_silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
     await read_request(reader)
-    await asyncio.sleep(5)
+    await reader.read()
 
 
 async def bad_503(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -234,6 +237,7 @@ async def bad_503(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) ->
         writer.write(plain(b'{"error":{}}', "503 Service Unavailable"))
 
 
+@hasty
 @pytest.mark.parametrize("handler", [bad_reset, bad_head_then_reset, bad_garbage, bad_silent, bad_503])
 async def test_nothing_is_lost_before_the_first_byte(plane: Plane, handler: Handler) -> None:
     bad = await plane.add(handler)
@@ -247,9 +251,7 @@ async def test_nothing_is_lost_before_the_first_byte(plane: Plane, handler: Hand
 
 
 async def test_a_refusing_replica(plane: Plane) -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        plane.register(f"http://127.0.0.1:{free.getsockname()[1]}", "gone")
+    plane.register(f"http://127.0.0.1:{free_port()}", "gone")
     await plane.add(good)
     for _ in range(4):
         (answer,) = read_answers(await plane.ask(post(body(), "/v1/completions", CLOSE)))
@@ -258,9 +260,7 @@ async def test_a_refusing_replica(plane: Plane) -> None:
 
 
 async def test_only_replicas_that_refuse(plane: Plane) -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        plane.register(f"http://127.0.0.1:{free.getsockname()[1]}", "gone")
+    plane.register(f"http://127.0.0.1:{free_port()}", "gone")
     (answer,) = read_answers(await plane.ask(post(body(), "/v1/completions", CLOSE)))
     assert answer.status == 502
     assert json.loads(answer.body)["error"]["code"] == "replica_unreachable"
@@ -307,6 +307,7 @@ async def test_a_connection_closed_while_idle_costs_nobody_anything(plane: Plane
     assert plane.health.bad == []
 
 
+@hasty
 async def test_a_frozen_stream_ends_with_an_error(plane: Plane) -> None:
     async def handler(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await read_request(reader)
@@ -314,19 +315,15 @@ async def test_a_frozen_stream_ends_with_an_error(plane: Plane) -> None:
         await replica.until_gone(reader)
 
     replica = await plane.add(handler)
-    began = time.monotonic()
     (answer,) = read_answers(await plane.ask(post(body(stream=True), "/v1/completions", CLOSE)))
     assert b'"replica_timeout"' in answer.body
-    assert time.monotonic() - began < 4
-    for _ in range(50):
-        if replica.gone:
-            break
-        await asyncio.sleep(0.02)
-    assert replica.gone, "the replica was let go"
+    await until(lambda: replica.gone)  # the replica was let go
 
 
 @pytest.mark.parametrize("phase", ["waiting", "head", "streaming", "stalled"])
-async def test_a_client_that_leaves_frees_its_replica_within_a_second(plane: Plane, phase: str) -> None:
+async def test_a_client_that_leaves_frees_its_replica(plane: Plane, phase: str) -> None:
+    """Because it leaves: every time-out is a minute away. In the same turn of the loop, say the byte-level tests."""
+
     async def handler(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await read_request(reader)
         if phase != "waiting":
@@ -338,14 +335,12 @@ async def test_a_client_that_leaves_frees_its_replica_within_a_second(plane: Pla
     replica = await plane.add(handler)
     _, writer = await plane.open()
     writer.write(post(body(stream=True)))
+    await until(lambda: plane.core.inflight() == 1 and replica.connections)
     await asyncio.sleep(0.3)
     assert plane.core.inflight() == 1
-    left = time.monotonic()
+    assert not replica.gone
     writer.transport.abort()
-    while not replica.gone and time.monotonic() - left < 3:
-        await asyncio.sleep(0.01)
-    assert replica.gone
-    assert replica.gone[0] - left < 1.0
+    await until(lambda: replica.gone)
     await plane.settled()
 
 
@@ -354,24 +349,23 @@ async def test_a_client_that_leaves_the_queue(plane: Plane) -> None:
     plane.scheduler.set_health(ReplicaId("r1"), False, "down")
     _, writer = await plane.open()
     writer.write(post())
-    await asyncio.sleep(0.1)
-    assert len(plane.core.admission) == 1
+    await until(lambda: len(plane.core.admission) == 1)
     writer.close()
-    await asyncio.sleep(0.1)
-    assert len(plane.core.admission) == 0
+    await until(lambda: len(plane.core.admission) == 0)
 
 
 async def test_requests_wait_for_a_replica_that_restarts(plane: Plane) -> None:
     await plane.add(good)
     plane.scheduler.set_health(ReplicaId("r1"), False, "down")
     asking = [asyncio.ensure_future(plane.ask(post(body(), "/v1/completions", CLOSE))) for _ in range(5)]
-    await asyncio.sleep(0.2)
+    await until(lambda: len(plane.core.admission) == 5)
     plane.scheduler.set_health(ReplicaId("r1"), True, "back")
     plane.core.wake()
     for data in await asyncio.gather(*asking):
         assert read_answers(data)[0].status == 200
 
 
+@hasty
 async def test_slow_clients_are_timed_out(plane: Plane) -> None:
     await plane.add(good)
     head, partial = await asyncio.gather(plane.ask(b"POST /v1/x HTTP/1.1\r\nHo"), plane.ask(post()[:-5]))
@@ -399,33 +393,40 @@ async def test_a_slow_reader_bounds_what_is_buffered(plane: Plane) -> None:
     loop = asyncio.get_running_loop()
     await loop.sock_connect(sock, ("127.0.0.1", plane.port))
     await loop.sock_sendall(sock, post(body(stream=True)))
-    await asyncio.sleep(0.5)
-    before = sent
-    await asyncio.sleep(0.3)
-    assert sent == before, "the replica is paused"
-    assert sent < 60_000_000
+    await until(lambda: sent)
+    before = -1
+    while sent != before:  # until the replica is paused; one that never is ends this test by its size
+        before = sent
+        await asyncio.sleep(0.5)
+        assert sent < 60_000_000
     got = 0
     while got < before + 1_000_000:
         got += len(await loop.sock_recv(sock, 1_000_000))
-    assert sent > before, "and resumed"
+    await until(lambda: sent > before)  # and resumed
     sock.close()
 
 
 async def test_graceful_stop(plane: Plane) -> None:
+    go_on = asyncio.Event()
+
     async def slow(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await read_request(reader)
-        await asyncio.sleep(0.3)
+        await go_on.wait()
         writer.write(plain())
 
     await plane.add(slow)
     idle_reader, _ = await plane.open()
     asking = asyncio.ensure_future(plane.ask(post()))
+    await until(lambda: plane.core.inflight() == 1 and plane.core.clients() == 2)
+    draining = asyncio.ensure_future(plane.core.drain(60))
     await asyncio.sleep(0.1)
-    await plane.core.drain(5)
+    assert not draining.done()
+    go_on.set()
+    await asyncio.wait_for(draining, 20)
     (answer,) = read_answers(await asking)
     assert answer.status == 200
     assert answer.headers["connection"] == "close"
-    assert await asyncio.wait_for(idle_reader.read(), 2) == b""
+    assert await asyncio.wait_for(idle_reader.read(), 20) == b""
 
 
 async def test_chaos_leaves_nothing_behind(plane: Plane) -> None:
@@ -463,7 +464,7 @@ async def test_chaos_leaves_nothing_behind(plane: Plane) -> None:
                 writer.transport.abort()
                 continue
             with contextlib.suppress(ConnectionError):
-                data = await asyncio.wait_for(reader.read(), 20)
+                data = await asyncio.wait_for(reader.read(), 30)
                 statuses.extend(answer.status for answer in read_answers(data))
             writer.close()
 

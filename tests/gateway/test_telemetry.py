@@ -20,19 +20,20 @@ from exaserve.health import HealthBook, HealthConfig
 from exaserve.observe import EventLog
 from exaserve.scheduling import Scheduler, SchedulerConfig
 
-SETTINGS = TelemetrySettings(interval_s=0.05, timeout_s=0.3)
+SETTINGS = TelemetrySettings(interval_s=0.05, timeout_s=60.0)
+HASTY = TelemetrySettings(interval_s=0.05, timeout_s=0.3)
 
 
 class Watched:
     """Telemetry over some engines, with what it logged."""
 
-    def __init__(self, *engines: FakeEngine, engine: str = "auto") -> None:
+    def __init__(self, *engines: FakeEngine, engine: str = "auto", settings: TelemetrySettings = SETTINGS) -> None:
         self.lines: list[str] = []
         self.reports = 0
         self.scheduler = Scheduler(SchedulerConfig(), Random(0))
         self.health = HealthBook(HealthConfig(), lambda *_: None)
         self.telemetry = Telemetry(
-            SETTINGS, self.scheduler, self.health, EventLog(self.lines.append, burst_max=1000), self._reported
+            settings, self.scheduler, self.health, EventLog(self.lines.append, burst_max=1000), self._reported
         )
         for index, one in enumerate(engines):
             spec = ReplicaSpec(ReplicaId(f"r{index}"), one.url, models=("m",), engine=engine)
@@ -50,7 +51,7 @@ class Watched:
     def view(self, index: int):
         return self.telemetry.view(ReplicaId(f"r{index}"))
 
-    async def until(self, condition: Callable[[], object], timeout_s: float = 3.0) -> None:
+    async def until(self, condition: Callable[[], object], timeout_s: float = 20.0) -> None:
         end = time.monotonic() + timeout_s
         while not condition():
             assert time.monotonic() < end, self.lines
@@ -81,8 +82,18 @@ async def test_a_hung_replica_delays_nobody():
         hung.answers["/metrics"] = "hang"
         watched = Watched(hung, well)
         watched.telemetry.start()
-        await watched.until(lambda: watched.view(0).failures >= 1)
-        assert watched.view(1).polls >= 4
+        await watched.until(lambda: hung.asked["/metrics"] and watched.view(1).polls >= 8)
+        assert watched.view(0).failures == 0, "it still hangs"
+        assert watched.report(0) is None
+        watched.telemetry.stop()
+
+
+async def test_a_hung_replica_is_given_up_in_time():
+    async with FakeEngine() as hung:
+        hung.answers["/metrics"] = "hang"
+        watched = Watched(hung, settings=HASTY)
+        watched.telemetry.start()
+        await watched.until(lambda: watched.view(0).failures >= 2)
         assert watched.report(0) is None
         assert "no answer within 0.3 s" in watched.view(0).error
         watched.telemetry.stop()
