@@ -16,7 +16,7 @@ parser.add_argument("host")
 parser.add_argument("port", type=int)
 parser.add_argument("--words", default="")
 parser.add_argument("--exit", type=int)
-parser.add_argument("--crash-after", type=float)
+parser.add_argument("--crash-file", default="", help="the engine ends when it is there, and takes it away")
 parser.add_argument("--freeze-file", default="")
 parser.add_argument("--daemon", default="")
 parser.add_argument("--api-key", default="")
@@ -36,8 +36,17 @@ if options.daemon and os.fork() == 0:
             file.write(str(os.getpid()))
         time.sleep(300)
     os._exit(0)
-if options.crash_after:
-    threading.Timer(options.crash_after, lambda: os._exit(3)).start()
+
+
+def crashes() -> None:
+    while not os.path.exists(options.crash_file):
+        time.sleep(0.02)
+    os.unlink(options.crash_file)
+    os._exit(3)
+
+
+if options.crash_file:
+    threading.Thread(target=crashes, daemon=True).start()
 
 
 def core_dies() -> None:

@@ -14,7 +14,8 @@ from pathlib import Path
 import msgspec
 import pytest
 from tests.agent.test_agents_and_gateway import World, ask, world
-from tests.agent.test_units import ENGINE, alive, free_port, node, until
+from tests.agent.test_units import ENGINE, alive, node, until
+from tests.ports import free_port
 
 from exaserve.agent.lifecycle import State
 from exaserve.agent.machine import Machine
@@ -92,7 +93,7 @@ def replanned(agent, folder: Path, *flags: str, **pool):
 
 async def test_replicas_are_replaced_one_after_the_other(tmp_path) -> None:
     async with node(tmp_path, num_replicas_per_node=2) as agent:
-        await until(lambda: agent.ready() == 2, 25.0)
+        await until(lambda: agent.ready() == 2)
         before = {replica: unit.engine.pid for replica, unit in agent.units.items()}
         lowest = 2
         agent.reload(replanned(agent, tmp_path, "--words", "second", num_replicas_per_node=2))
@@ -115,15 +116,15 @@ async def test_replicas_are_replaced_one_after_the_other(tmp_path) -> None:
 
 async def test_a_replacement_that_fails_stops_the_rest_and_the_next_file_repairs_it(tmp_path) -> None:
     async with node(tmp_path, num_replicas_per_node=2) as agent:
-        await until(lambda: agent.ready() == 2, 25.0)
+        await until(lambda: agent.ready() == 2)
         kept = agent.units["n/r1"].engine.pid
         agent.reload(replanned(agent, tmp_path, "--exit", "1", num_replicas_per_node=2))
-        await until(lambda: any("event=reload_stopped" in line for line in agent.lines), 25.0)
+        await until(lambda: any("event=reload_stopped" in line for line in agent.lines))
         await until(lambda: not agent.reloading)
         assert agent.units["n/r1"].engine.pid == kept
         assert agent.units["n/r1"].ready
         agent.reload(replanned(agent, tmp_path, num_replicas_per_node=2))
-        await until(lambda: not agent.reloading and agent.ready() == 2, 25.0)
+        await until(lambda: not agent.reloading and agent.ready() == 2)
         assert agent.units["n/r1"].engine.pid == kept, "it was never changed"
 
 
@@ -189,7 +190,7 @@ def test_sighup_reads_the_file_again_and_refuses_a_wrong_one(tmp_path) -> None:
     reader.start()
 
     def seen(*words: str) -> None:
-        end = time.monotonic() + 15.0
+        end = time.monotonic() + 30.0
         while not any(all(word in line for word in words) for line in list(lines)):
             assert time.monotonic() < end, (words, lines)
             time.sleep(0.02)
@@ -210,7 +211,7 @@ def test_sighup_reads_the_file_again_and_refuses_a_wrong_one(tmp_path) -> None:
         assert sum("replica=n/r0" in line and "state=starting" in line for line in lines) == 1
     finally:
         agent.terminate()
-        assert agent.wait(15) == 0
+        assert agent.wait(30) == 0
         reader.join()
         agent.stderr.close()
 

