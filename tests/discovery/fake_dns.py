@@ -24,6 +24,7 @@ class FakeDns(asyncio.DatagramProtocol):
         self.truncate = False
         self.with_addresses = True
         self.udp = 0
+        self.asked_at: list[float] = []
         self.tcp = 0
         self.wrong_ident = False
         self._transport: asyncio.DatagramTransport | None = None
@@ -47,6 +48,7 @@ class FakeDns(asyncio.DatagramProtocol):
 
     def datagram_received(self, data: bytes, address: Any) -> None:
         self.udp += 1
+        self.asked_at.append(asyncio.get_running_loop().time())
         if self.silent:
             return
         assert self._transport is not None

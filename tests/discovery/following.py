@@ -48,10 +48,10 @@ async def following(source: Discovery) -> AsyncIterator[Following]:
         yield seen
     finally:
         await source.close()
-        await asyncio.wait_for(task, 5)
+        await asyncio.wait_for(task, 30)
 
 
-async def until(condition: Callable[[], object], timeout_s: float = 5.0) -> None:
+async def until(condition: Callable[[], object], timeout_s: float = 20.0) -> None:
     end = time.monotonic() + timeout_s
     while not condition():
         assert time.monotonic() < end

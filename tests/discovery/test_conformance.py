@@ -132,13 +132,13 @@ async def test_a_slow_watcher_sees_only_the_newest_set(world: World):
     await world.put("a", "10.0.0.1")
     stream = world.source.watch()
     try:
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             await anext(stream)
-            for name in "bcd":
+            for listed, name in enumerate("bcd", 2):
                 await world.put(name, f"10.0.1.{ord(name)}")
-                await asyncio.sleep(0.15)
+                await until(lambda listed=listed: world.source.status().replicas == listed)  # type: ignore[misc]
             await world.drop("b")
-            await asyncio.sleep(0.3)
+            await until(lambda: world.source.status().replicas == 3)
             batch = await anext(stream)
         added = {change.spec.url for change in batch if isinstance(change, Added)}
         assert added == {f"http://10.0.1.{ord(name)}:8000" for name in "cd"}

@@ -14,6 +14,7 @@ from tests.discovery.fake_consul import FakeConsul
 from tests.discovery.following import following, until
 
 from exaserve.discovery import Defaults, SourceError
+from exaserve.discovery import consul as consul_module
 from exaserve.discovery.consul import ConsulDiscovery, ConsulRegistration
 from exaserve.discovery.http import Tls
 from exaserve.domain.replica import ReplicaId, ReplicaSpec
@@ -52,19 +53,17 @@ async def test_meta_and_tags_say_what_a_replica_is():
             assert b.engine == "sglang"
 
 
-async def test_one_query_blocks_and_a_change_is_seen_in_milliseconds():
+async def test_one_query_blocks_and_its_answer_is_the_change():
     async with FakeConsul() as consul:
         consul.put("vllm", "a", "10.0.0.1", 8000)
-        async with following(source_of(consul.url, wait_s=30.0)) as seen:
+        async with following(source_of(consul.url, wait_s=300.0)) as seen:
             await until(lambda: consul.waiting == 1)
             await asyncio.sleep(0.3)
             assert len(health_queries(consul)) == 2, "the second query is still waiting"
             assert health_queries(consul)[1]["index"] == str(consul.service_index["vllm"])
-            assert health_queries(consul)[1]["wait"] == "30000ms"
-            began = time.monotonic()
+            assert health_queries(consul)[1]["wait"] == "300000ms"
             consul.set_status("vllm", "a", "critical")
             await until(lambda: not seen.held)
-            assert time.monotonic() - began < 0.2
             assert seen.changes[-1].reason == "critical: ttl: TTL"
 
 
@@ -110,10 +109,12 @@ async def test_an_index_that_goes_backwards_starts_again():
 
 
 @pytest.mark.parametrize("index", ["0", "-5", "", "many"])
-async def test_an_index_that_is_none_is_polled_at_a_walk(index: str):
+async def test_an_index_that_is_none_is_polled_at_a_walk(index: str, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(consul_module, "POLL_S", 60.0)
     async with FakeConsul() as consul:
         consul.raw = (200, b"[]", {"X-Consul-Index": index})
         async with following(source_of(consul.url)) as seen:
+            await until(lambda: seen.batches)
             await asyncio.sleep(0.4)
             assert len(consul.asked) == 1
             assert "index" not in consul.asked[0].params
@@ -125,11 +126,11 @@ async def test_a_service_that_changes_all_the_time_is_not_asked_in_a_circle():
         consul.put("vllm", "a", "10.0.0.1", 8000)
         async with following(source_of(consul.url)) as seen:
             await until(lambda: seen.held)
-            end = time.monotonic() + 0.5
-            while time.monotonic() < end:
+            began = time.monotonic()
+            while time.monotonic() < began + 0.5:
                 consul.touch("vllm")
                 await asyncio.sleep(0.002)
-            assert len(consul.asked) < 14
+            assert len(consul.asked) < (time.monotonic() - began) / consul_module.PAUSE_MIN_S + 4
 
 
 async def test_the_next_server_is_asked_when_one_fails():
@@ -255,7 +256,7 @@ async def test_what_is_registered_is_what_is_discovered():
 
 async def test_a_replica_whose_beat_stops_is_out_when_its_ttl_is_over():
     async with FakeConsul() as consul:
-        own = ConsulRegistration("vllm", SPEC, consul.url, ttl_s=1.0)
+        own = ConsulRegistration("vllm", SPEC, consul.url, ttl_s=2.0)
         async with following(source_of(consul.url)) as seen:
             await own.beat()
             await until(lambda: seen.held)
@@ -263,7 +264,7 @@ async def test_a_replica_whose_beat_stops_is_out_when_its_ttl_is_over():
                 await asyncio.sleep(own.beat_every_s)
                 await own.beat()
             assert len(seen.changes) == 1
-            await until(lambda: not seen.held, 2.0)
+            await until(lambda: not seen.held)
             await own.beat("warning", "busy")
             await until(lambda: seen.held)
         await own.close()

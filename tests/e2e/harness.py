@@ -29,7 +29,7 @@ def emulator(replicas: int = 3, **changes: Any) -> EmulatorProcess:
     return EmulatorProcess(EmulatorConfig(replicas=replicas, port=0, **defaults | changes))
 
 
-def until(condition: Callable[[], Any], timeout_s: float = 15.0, what: str = "") -> Any:
+def until(condition: Callable[[], Any], timeout_s: float = 30.0, what: str = "") -> Any:
     """Waits for a true value and returns it."""
     end = time.monotonic() + timeout_s
     while not (value := condition()):
@@ -38,7 +38,7 @@ def until(condition: Callable[[], Any], timeout_s: float = 15.0, what: str = "")
     return value
 
 
-def run(*args: str, timeout_s: float = 30.0) -> subprocess.CompletedProcess[str]:
+def run(*args: str, timeout_s: float = 60.0) -> subprocess.CompletedProcess[str]:
     """``exaserve`` with ``args`` to its end."""
     return subprocess.run(
         [sys.executable, "-m", "exaserve", *args], capture_output=True, text=True, timeout=timeout_s, check=False
@@ -67,7 +67,7 @@ class GatewayProcess:
         for line in self.process.stderr:
             self.lines.append(line.rstrip())
 
-    def wait_for(self, text: str, timeout_s: float = 15.0) -> str:
+    def wait_for(self, text: str, timeout_s: float = 30.0) -> str:
         """The first log line with ``text``."""
 
         def look() -> str:
@@ -84,14 +84,14 @@ class GatewayProcess:
         return self
 
     def get(self, path: str) -> httpx.Response:
-        return httpx.get(self.url + path, trust_env=False)
+        return httpx.get(self.url + path, trust_env=False, timeout=30)
 
     def admin(self, path: str, body: Any = None) -> Any:
         """GET, or POST with ``body``, on the admin API; the decoded answer."""
         if body is None:
-            answer = httpx.get(self.admin_url + path, trust_env=False)
+            answer = httpx.get(self.admin_url + path, trust_env=False, timeout=30)
         else:
-            answer = httpx.post(self.admin_url + path, content=json.dumps(body), trust_env=False)
+            answer = httpx.post(self.admin_url + path, content=json.dumps(body), trust_env=False, timeout=30)
         assert answer.status_code == 200, answer.text
         return answer.json()
 
@@ -103,7 +103,7 @@ class GatewayProcess:
     def send(self, number: signal.Signals) -> None:
         self.process.send_signal(number)
 
-    def stop(self, timeout_s: float = 10.0) -> int:
+    def stop(self, timeout_s: float = 30.0) -> int:
         """SIGTERM, then the exit code."""
         if self.process.poll() is None:
             self.process.terminate()

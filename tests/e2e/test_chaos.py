@@ -13,4 +13,4 @@ def test_every_request_without_a_first_byte_succeeds_whatever_replicas_do():
     assert not [end.detail for end in chaos.ends if end.kind == "refused"]
     assert kinds["complete"] > 0.8 * len(chaos.ends), kinds
     assert len(chaos.deeds) >= 3, chaos.deeds
-    assert max(end.seconds for end in chaos.ends) < 20.0
+    assert max(end.seconds for end in chaos.ends) < 60.0

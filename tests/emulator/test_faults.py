@@ -27,11 +27,11 @@ async def emulator(start: Start) -> Emulator:
 
 @pytest_asyncio.fixture
 async def client(emulator: Emulator) -> AsyncIterator[httpx.AsyncClient]:
-    async with httpx.AsyncClient(base_url=emulator.urls[0], timeout=5.0) as client:
+    async with httpx.AsyncClient(base_url=emulator.urls[0], timeout=30.0) as client:
         yield client
 
 
-async def until(condition: Callable[[], object], limit_s: float = 5.0) -> None:
+async def until(condition: Callable[[], object], limit_s: float = 20.0) -> None:
     """Waits for a condition, checking often."""
     end = time.monotonic() + limit_s
     while not condition():
@@ -45,16 +45,16 @@ async def test_slow(emulator: Emulator, client: httpx.AsyncClient, chat: Body) -
         await client.post(CHAT, json=chat(max_tokens=30, ignore_eos=True))
         return time.monotonic() - begin
 
-    normal = await duration()
-    answer = await client.post("/emulator/fault", json={"slow": 10})
-    assert answer.json()["replicas"][0]["faults"]["slow"] == 10
+    normal = min([await duration() for _ in range(3)])
+    answer = await client.post("/emulator/fault", json={"slow": 50})
+    assert answer.json()["replicas"][0]["faults"]["slow"] == 50
     assert await duration() > 4 * normal
     await client.post("/emulator/fault", json={"clear": True})
     assert emulator.replicas[0].engine.slow == 1.0
 
 
 async def test_freeze_and_thaw(emulator: Emulator, client: httpx.AsyncClient, chat: Body) -> None:
-    running = asyncio.create_task(client.post(CHAT, json=chat(max_tokens=300, ignore_eos=True)))
+    running = asyncio.create_task(client.post(CHAT, json=chat(max_tokens=1000, ignore_eos=True)))
     await until(lambda: emulator.replicas[0].engine.running)
     emulator.fault(0, freeze=True)
     held = asyncio.create_task(client.post(CHAT, json=chat(max_tokens=3)))
@@ -75,7 +75,7 @@ async def test_a_client_that_gives_up_on_a_frozen_replica_leaves_nothing(
 ) -> None:
     emulator.fault(0, freeze=True)
     with pytest.raises(httpx.ReadTimeout):
-        await client.post(CHAT, json=chat(), timeout=0.1)
+        await client.post(CHAT, json=chat(), timeout=httpx.Timeout(20, read=0.3))
     emulator.fault(0, freeze=False)
     engine = emulator.replicas[0].engine
     await until(lambda: not engine.running and not engine.waiting)
@@ -177,7 +177,7 @@ async def test_metrics_faults(emulator: Emulator, client: httpx.AsyncClient, cha
     assert (await client.get("/metrics")).status_code == 500
     emulator.fault(0, metrics="hang")
     with pytest.raises(httpx.ReadTimeout):
-        await client.get("/metrics", timeout=0.1)
+        await client.get("/metrics", timeout=httpx.Timeout(20, read=0.3))
     assert (await client.get("/health")).status_code == 200
 
 
@@ -221,6 +221,7 @@ async def test_a_client_that_leaves_frees_its_blocks(
     emulator: Emulator, client: httpx.AsyncClient, chat: Body, stream: bool
 ) -> None:
     engine = emulator.replicas[0].engine
+    emulator.fault(0, slow=20)  # so that it does not end by itself
     body = chat("a long prompt " * 50, max_tokens=1000, ignore_eos=True, stream=stream, n=3)
     task = asyncio.create_task(client.post(CHAT, json=body))
     await until(lambda: len(engine.decoding) == 3)

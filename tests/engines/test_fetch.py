@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import time
 
 import pytest
 from tests.gateway.fake_engine import FakeEngine
+from tests.gateway.running import until
 
 from exaserve.engines.fetch import Fetched, Fetcher, fetch
 
 
-async def ask(fetcher: Fetcher, path: str, timeout_s: float = 1.0) -> Fetched:
+async def ask(fetcher: Fetcher, path: str, timeout_s: float = 20.0) -> Fetched:
     future: asyncio.Future[Fetched] = asyncio.get_running_loop().create_future()
     fetcher.start("GET", path, future.set_result, timeout_s=timeout_s)
     return await future
@@ -40,7 +40,7 @@ async def test_a_connection_closed_while_idle_is_opened_again():
 
 async def test_body_and_host_are_sent():
     async with FakeEngine() as engine:
-        assert (await fetch(engine.url, "POST", "/v1/completions", timeout_s=1.0, body=b'{"a":1}')).status == 200
+        assert (await fetch(engine.url, "POST", "/v1/completions", timeout_s=20.0, body=b'{"a":1}')).status == 200
         assert engine.bodies == [("/v1/completions", b'{"a":1}')]
 
 
@@ -48,7 +48,7 @@ async def test_body_and_host_are_sent():
 async def test_a_broken_answer_is_an_error(what):
     async with FakeEngine() as engine:
         engine.answers["/health"] = what
-        result = await fetch(engine.url, "GET", "/health", timeout_s=1.0)
+        result = await fetch(engine.url, "GET", "/health", timeout_s=20.0)
         assert result.status is None
         assert result.error
 
@@ -56,19 +56,16 @@ async def test_a_broken_answer_is_an_error(what):
 async def test_a_hung_answer_ends_in_time_and_closes_the_connection():
     async with FakeEngine() as engine:
         engine.answers["/health"] = "hang"
-        began = time.monotonic()
-        result = await fetch(engine.url, "GET", "/health", timeout_s=0.1)
-        assert time.monotonic() - began < 1.0
-        assert (result.status, result.error) == (None, "no answer within 0.1 s")
-        await asyncio.sleep(0.02)
-        assert engine.open == 0
+        result = await asyncio.wait_for(fetch(engine.url, "GET", "/health", timeout_s=0.3), 20)
+        assert (result.status, result.error) == (None, "no answer within 0.3 s")
+        await until(lambda: engine.open == 0)
 
 
 async def test_refused():
     engine = FakeEngine()
     await engine.start()
     await engine.stop()
-    result = await fetch(engine.url, "GET", "/health", timeout_s=1.0)
+    result = await fetch(engine.url, "GET", "/health", timeout_s=20.0)
     assert (result.status, result.error) == (None, "cannot connect: refused")
 
 
@@ -77,8 +74,8 @@ async def test_closing_ends_a_request_under_way():
         engine.answers["/health"] = "hang"
         fetcher = Fetcher(engine.url)
         ends: list[Fetched] = []
-        fetcher.start("GET", "/health", ends.append, timeout_s=5.0)
-        await asyncio.sleep(0.02)
+        fetcher.start("GET", "/health", ends.append, timeout_s=60.0)
+        await until(lambda: engine.asked["/health"])
         fetcher.close()
         fetcher.close()
         assert [end.error for end in ends] == ["closed"]
@@ -99,7 +96,7 @@ async def _raw(answer: bytes, *, close: bool) -> Fetched:
     server = await asyncio.start_server(serve, "127.0.0.1", 0)
     port = server.sockets[0].getsockname()[1]
     try:
-        return await fetch(f"http://127.0.0.1:{port}", "GET", "/", timeout_s=2.0)
+        return await fetch(f"http://127.0.0.1:{port}", "GET", "/", timeout_s=20.0)
     finally:
         server.close()
 

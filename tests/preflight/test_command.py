@@ -33,7 +33,7 @@ with log.open("a") as file:
 if host == "down":
     sys.stderr.write("ssh: connect to host down port 22: Connection timed out\\n"); sys.exit(255)
 if host == "hangs":
-    time.sleep(30)
+    time.sleep(100)
 if host == "chatty":
     print("Welcome to the machine", flush=True)
 sys.exit(subprocess.run(["sh", "-c", command], stdin=sys.stdin.buffer).returncode)
@@ -106,9 +106,9 @@ def test_hosts_over_ssh(ssh: Path, capsys: pytest.CaptureFixture[str], tmp_path:
 
 
 def test_a_host_that_hangs_does_not_hold_up_the_report(ssh: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    began = time.monotonic()
+    began = time.monotonic()  # the host hangs for 100 s
     document = report(capsys, "--ssh", str(ssh), "--host", "hangs,n1", "--session-timeout-s", "5", "--check", "cpu")
-    assert time.monotonic() - began < 20
+    assert time.monotonic() - began < 60
     assert rows(document, "hangs") == {"host": "failed"}
     assert rows(document, "n1")["cpu"] in {"ok", "warning"}
 
@@ -209,7 +209,7 @@ def sshd(tmp_path: Path) -> Iterator[str]:
     Path("/run/sshd").mkdir(exist_ok=True) if os.geteuid() == 0 else None
     process = subprocess.Popen([server, "-D", "-e", "-f", str(config)], stderr=subprocess.PIPE)
     try:
-        for _ in range(100):
+        for _ in range(400):
             with socket.socket() as probe:
                 if probe.connect_ex(("127.0.0.1", port)) == 0:
                     break
@@ -221,7 +221,7 @@ def sshd(tmp_path: Path) -> Iterator[str]:
         yield f"ssh -p {port} -i {tmp_path}/user_key -o StrictHostKeyChecking=no -o UserKnownHostsFile=/dev/null -o LogLevel=ERROR"
     finally:
         process.terminate()
-        process.wait(timeout=10)
+        process.wait(timeout=30)
         if process.stderr:
             process.stderr.close()
 
