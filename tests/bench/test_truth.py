@@ -19,7 +19,10 @@ RATE = 8
 ATTEMPTS = 3
 DISTURBED_S = 0.001
 """Other tests share the processor. A run in which the client's own loop was late by more than this shows their work
-too; then the undisturbed quarter of its requests must still be exact: a fault of the client's is in all of them."""
+too, and is repeated. Where all are like this, the least disturbed requests of all of them must still be exact: a fault
+of the client's is in every one."""
+LEAST_DISTURBED = 8
+"""One request in so many."""
 
 
 def run(directory: Path, *server: str, **options: object) -> tuple[dict[str, Any], list[dict[str, Any]], str]:
@@ -71,20 +74,31 @@ def differences(result: dict[str, Any], log: list[dict[str, Any]]) -> dict[str, 
     }
 
 
-def best_quarter_is_exact(result: dict[str, Any], log: list[dict[str, Any]], rate: float) -> bool:
-    """Request by request: first token and, where there are more tokens, the end."""
-    start, mine = result["client"]["started_at"], result["samples"]["A"]
-    log = sorted(log, key=lambda one: one["read"])
-    for name, truth in (("ttft_s", [one["tokens"][0] for one in log]), ("latency_s", [one["end"] for one in log])):
-        off = sorted(abs(mine[name][k] - (at - start - k / rate)) for k, at in enumerate(truth))
-        if off[len(off) // 4] > TOLERANCE_S:
-            return False
-    return True
+class Attempts:
+    """Runs that were not within the tolerance."""
+
+    def __init__(self, rate: float) -> None:
+        self.rate = rate
+        self.wrong: list[tuple[float, Any]] = []
+        self.off: dict[str, list[float]] = {"ttft_s": [], "latency_s": []}
+
+    def add(self, result: dict[str, Any], log: list[dict[str, Any]], wrong: Any) -> None:
+        """Request by request: how far its first token and its end are from the truth."""
+        start, mine = result["client"]["started_at"], result["samples"]["A"]
+        self.wrong.append((result["client"]["lag_max_s"], wrong))
+        log = sorted(log, key=lambda one: one["read"])
+        for name, truth in (("ttft_s", [one["tokens"][0] for one in log]), ("latency_s", [one["end"] for one in log])):
+            self.off[name] += [abs(mine[name][k] - (at - start - k / self.rate)) for k, at in enumerate(truth)]
+
+    def judge(self) -> None:
+        assert all(lag_s > DISTURBED_S for lag_s, _ in self.wrong), self.wrong
+        for name, off in self.off.items():
+            assert sorted(off)[len(off) // LEAST_DISTURBED - 1] <= TOLERANCE_S, (name, sorted(off), self.wrong)
 
 
 @pytest.mark.slow
 def test_every_figure_is_within_two_milliseconds_of_the_truth(tmp_path):
-    seen = []
+    attempts = Attempts(RATE)
     for _ in range(ATTEMPTS):
         result, log, text = run(tmp_path, rate=RATE, duration=2, window=0.5, processes=1)
         assert result["summary"]["all"]["ok"] == len(log) == 16
@@ -101,15 +115,14 @@ def test_every_figure_is_within_two_milliseconds_of_the_truth(tmp_path):
             assert every["tokens"] == 16 * 12
             assert result["replicas"] == ["r1"]
             return
-        disturbed = result["client"]["lag_max_s"] > DISTURBED_S
-        seen.append((disturbed, best_quarter_is_exact(result, log, RATE), wrong))
-    assert all(disturbed and exact for disturbed, exact, _ in seen), seen
+        attempts.add(result, log, wrong)
+    attempts.judge()
 
 
 @pytest.mark.slow
 def test_a_server_that_serves_one_at_a_time_shows_the_wait_from_the_scheduled_time(tmp_path):
     """Due every 250 ms, 520 ms each, one connection: request k is done 270 ms later than the one before."""
-    seen = []
+    attempts = Attempts(4)
     for _ in range(ATTEMPTS):
         result, log, _ = run(tmp_path, "--serial", "--tokens", "2", rate=4, duration=2, inflight_max=1, processes=1)
         assert len(log) == 8
@@ -123,6 +136,5 @@ def test_a_server_that_serves_one_at_a_time_shows_the_wait_from_the_scheduled_ti
         off = [ttft["max"] - expected[-1], ttft["p50"] - statistics.median(expected), sent["p50"] - 0.5]
         if all(abs(value) <= TOLERANCE_S for value in off):
             return
-        disturbed = result["client"]["lag_max_s"] > DISTURBED_S
-        seen.append((disturbed, best_quarter_is_exact(result, log, 4), off))
-    assert all(disturbed and exact for disturbed, exact, _ in seen), seen
+        attempts.add(result, log, off)
+    attempts.judge()

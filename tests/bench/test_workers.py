@@ -6,6 +6,7 @@ import asyncio
 import shutil
 import ssl
 import subprocess
+import time
 from pathlib import Path
 
 import pytest
@@ -96,10 +97,10 @@ async def test_stop_reaches_the_processes():
             if progress.ok >= 5:
                 stop.set()
 
-        result = await asyncio.wait_for(run_load(config(stub), plan(20.0, 60.0), 2, seen, stop), 45.0)
+        result = await asyncio.wait_for(run_load(config(stub), plan(20.0, 100.0), 2, seen, stop), 60.0)
     ok = sum(r.verdict is Verdict.OK for r in result.records)
-    assert len(result.records) == 1_200
-    assert 0 < ok < 200
+    assert len(result.records) == 2_000
+    assert 0 < ok < 1_300, "the plan has 100 s"
 
 
 @pytest.mark.may_block
@@ -122,21 +123,24 @@ async def test_a_closed_loop_has_its_concurrency_and_unique_prompts():
         open_now -= 1
         writer.write(HEAD + token("x") + DONE + END)
 
-    few = Plan(plan().requests[:2], 0.5, 1, ("A",))
+    few = Plan(plan().requests[:2], 1.0, 1, ("A",))
     async with serving(slow) as stub:
         result = await LoadClient(config(stub, concurrency=3), few).run()
     assert most == 3
     assert len(result.records) == len(stub.bodies)
-    assert 20 < len(stub.bodies) <= 90
+    assert 6 < len(stub.bodies) <= 165
     assert len(set(stub.bodies)) == len(stub.bodies), "the plan's two requests are sent with new heads each round"
-    assert all(r.sent_s is not None and r.sent_s - r.scheduled_s < 0.1 for r in result.records)
+    ends = sorted(r.last_s for r in result.records if r.last_s is not None)
+    for free, record in zip([0.0, 0.0, 0.0, *ends], result.records, strict=False):
+        assert record.sent_s is not None
+        assert free - 0.001 <= record.scheduled_s <= record.sent_s, "due when its lane is free"
 
 
 async def test_a_closed_loop_ends_after_its_number():
     async with serving(answer) as stub:
-        result = await LoadClient(config(stub, concurrency=2, requests_max=7), plan(duration=30.0)).run()
+        result = await LoadClient(config(stub, concurrency=2, requests_max=7), plan(duration=100.0)).run()
     assert [r.index for r in result.records] == list(range(7))
-    assert result.elapsed_s < 5.0
+    assert result.elapsed_s < 50.0, "the plan has 100 s"
 
 
 async def test_a_server_that_refuses_is_not_stormed():
@@ -147,12 +151,12 @@ async def test_a_server_that_refuses_is_not_stormed():
     assert len(result.records) <= 14
 
 
-def turns(count: int, think_s: float = 0.05) -> Plan:
+def turns(count: int, think_s: float = 0.05, duration_s: float = 100.0) -> Plan:
     requests = [
         PlannedRequest(i, "A", 0.0, 40 + 10 * i, 3, i + 1, session=0, after=i - 1, think_s=think_s if i else 0.0)
         for i in range(count)
     ]
-    return Plan(tuple(requests), 5.0, 1, ("A",))
+    return Plan(tuple(requests), duration_s, 1, ("A",))
 
 
 async def test_a_turn_is_due_after_the_answer_before_it():
@@ -164,10 +168,11 @@ async def test_a_turn_is_due_after_the_answer_before_it():
         result = await LoadClient(config(stub), turns(3)).run()
     first, second, third = result.records
     assert [r.verdict for r in result.records] == [Verdict.OK] * 3
-    assert second.scheduled_s == pytest.approx((first.last_s or 0.0) + 0.05, abs=0.005)
-    assert third.scheduled_s == pytest.approx((second.last_s or 0.0) + 0.05, abs=0.005)
-    assert second.ttft_s is not None
-    assert 0.095 < second.ttft_s < 0.3, "the wait for the first answer is no latency of the second"
+    for before, after in ((first, second), (second, third)):
+        assert before.last_s is not None and after.last_s is not None and after.ttft_s is not None
+        assert 0.05 <= after.scheduled_s - before.last_s < 5.0
+        wait_s = after.last_s - after.scheduled_s
+        assert 0.095 < after.ttft_s <= wait_s, "the wait for the first answer is no latency of the second"
 
 
 async def test_a_failed_turn_ends_its_conversation():
@@ -178,16 +183,15 @@ async def test_a_failed_turn_ends_its_conversation():
         result = await LoadClient(config(stub), turns(3)).run()
     assert [r.error for r in result.records] == ["status", "earlier_turn", "earlier_turn"]
     assert len(stub.bodies) == 1
-    assert result.elapsed_s < 2.0
+    assert result.elapsed_s < 50.0, "the plan has 100 s"
 
 
 async def test_turns_after_the_end_are_never_due():
-    short = Plan(turns(3, think_s=10.0).requests, 1.0, 1, ("A",))
     async with serving(answer) as stub:
-        result = await LoadClient(config(stub), short).run()
-    assert result.elapsed_s < 2.0
+        result = await LoadClient(config(stub), turns(3, think_s=100.0, duration_s=10.0)).run()
+    assert result.elapsed_s < 50.0, "the pause has 100 s"
     assert [r.error for r in result.records] == ["", "unfinished", "unfinished"]
-    assert result.records[1].scheduled_s > 1.0, "which is outside of what is measured"
+    assert result.records[1].scheduled_s > 10.0, "which is outside of what is measured"
 
 
 @pytest.mark.may_block
@@ -233,17 +237,21 @@ async def test_the_alarm_rings_once_and_never_early():
     loop = asyncio.get_running_loop()
     rung: list[float] = []
     alarm = Alarm(loop, lambda: rung.append(loop.time()))
-    import time
+
+    async def rings(count: int) -> None:
+        async with asyncio.timeout(20):
+            while len(rung) < count:
+                await asyncio.sleep(0.001)
 
     try:
         due = time.monotonic() + 0.0237
         alarm.set(due)
-        await asyncio.sleep(0.08)
+        await rings(1)
+        await asyncio.sleep(0.05)
         late = [at - due for at in rung]
         assert len(rung) == 1
         alarm.set(time.monotonic() - 1.0)
-        await asyncio.sleep(0.02)
-        assert len(rung) == 2, "what is past rings at once"
+        await rings(2)  # what is past rings at once
         alarm.set(time.monotonic() + 0.01)
         alarm.clear()
         await asyncio.sleep(0.03)
