@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 import subprocess
-import time
 
 import pytest
 from hypothesis import given
@@ -118,17 +117,3 @@ def test_promtool_has_nothing_to_say():
     metrics.client_error("bad_framing")
     checked = subprocess.run(["promtool", "check", "metrics"], input=metrics.render(), capture_output=True, check=False)
     assert (checked.returncode, checked.stdout + checked.stderr) == (0, b"")
-
-
-def test_the_request_path_is_cheap():
-    metrics = GatewayMetrics(process=False)
-    usage = Usage(10, 20, 3)
-
-    def batch() -> float:
-        began = time.perf_counter()
-        for _ in range(2000):
-            metrics.started()
-            metrics.finished("m", "127.0.0.1:8001", 200, True, Outcome.COMPLETED, 0.12, 1.2, usage)
-        return (time.perf_counter() - began) / 2000
-
-    assert min(batch() for _ in range(20)) < 6e-6, "the aim is 1.5 µs; the bound allows a busy machine"

