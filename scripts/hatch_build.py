@@ -26,6 +26,7 @@ COMPILED = (
     "health/book.py",
     "health/breaker.py",
     "health/probe.py",
+    "perfmodel/batch.py",
     "perfmodel/blocks.py",
     "perfmodel/engine.py",
     "perfmodel/runs.py",

@@ -23,7 +23,7 @@ steps = st.lists(st.sampled_from(["place", "first", "end", "hold", "pass"]), max
 
 def derived(scheduler: Scheduler) -> list[dict[str, object]]:
     return [
-        {name: list(state.pending.values()) if name == "pending" else getattr(state, name) for name in DERIVED}
+        {name: len(state.pending) if name == "pending" else getattr(state, name) for name in DERIVED}
         for state in scheduler.states().values()
     ]
 

@@ -92,7 +92,7 @@ def test_gateways_with_the_same_picture_choose_their_own_homes(build: Build) -> 
         for k in range(32):
             scheduler.place(facts(2000), 0.0, [rid(j) for j in range(32) if j != k])
         for k in range(32):
-            p = next(iter(scheduler.states()[rid(k)].pending))
+            p = scheduler.states()[rid(k)].pending[0]
             scheduler.first_token(p, 0.25)
             scheduler.release(p, 0.5, Outcome.COMPLETED)
             scheduler.report(report(k, 1, 0.6, running=0, waiting=0, kv_use=0.0), 0.6)

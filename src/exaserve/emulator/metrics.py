@@ -341,7 +341,7 @@ class Exposition:
         """The exposition, text format 0.0.4."""
         engine, stats = self._engine, self._stats
         numbers = {
-            "zero": 0, "one": 1, "running": len(engine.running), "waiting": len(engine.waiting),
+            "zero": 0, "one": 1, "running": engine.running_count, "waiting": len(engine.waiting),
             "kv_use": engine.kv_use,
             "prefix_queries": engine.prefix_queries_total, "prefix_hits": engine.prefix_hits_total,
             "preemptions": engine.preemptions_total, "prompt_tokens": engine.prompt_tokens_total,

@@ -312,7 +312,7 @@ class Replica:
             "alive": self.alive,
             "listening": self._server is not None,
             "faults": {name: getattr(self.faults, name) for name in Faults.__struct_fields__},
-            "running": len(engine.running),
+            "running": engine.running_count,
             "waiting": len(engine.waiting),
             "kv_use": engine.kv_use,
             "blocks": pool.total,

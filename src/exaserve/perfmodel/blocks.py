@@ -27,23 +27,22 @@ class BlockPool:
     Args:
         total: blocks in all.
         caching: whether full blocks are kept for later prompts that begin the same way.
+
+    Attributes:
+        free: blocks that can be handed out: blank ones, and cached ones nobody uses.
     """
 
-    __slots__ = ("_cached", "_shared", "blank", "caching", "evictions_total", "private", "total")
+    __slots__ = ("_cached", "_shared", "blank", "caching", "evictions_total", "free", "private", "total")
 
     def __init__(self, total: int, caching: bool) -> None:
         self.total = total
         self.caching = caching
         self.blank = total
+        self.free = total
         self.private = 0
         self.evictions_total = 0
         self._shared: dict[int, int] = {}
         self._cached: OrderedDict[int, None] = OrderedDict()
-
-    @property
-    def free(self) -> int:
-        """Blocks that can be handed out: blank ones, and cached ones nobody uses."""
-        return self.blank + len(self._cached)
 
     @property
     def cached(self) -> int:
@@ -77,6 +76,7 @@ class BlockPool:
             if h in cached:
                 del cached[h]
                 shared[h] = 1
+                self.free -= 1
             else:
                 shared[h] += 1
 
@@ -93,9 +93,14 @@ class BlockPool:
                 cached.popitem(last=False)
             self.evictions_total += short
             self.blank += short
-        self.blank -= count
-        self.private += count
+        self.take_blank(count)
         return True
+
+    def take_blank(self, count: int) -> None:
+        """As :meth:`take`, where there are that many blank ones."""
+        self.blank -= count
+        self.free -= count
+        self.private += count
 
     def publish(self, h: int) -> bool:
         """Makes one private block shared under its hash. False if such a block exists already: then it stays
@@ -113,6 +118,9 @@ class BlockPool:
         """
         self.private -= private
         self.blank += private
+        self.free += private
+        if not held:
+            return
         shared, cached = self._shared, self._cached
         for h in reversed(held):
             references = shared[h] - 1
@@ -121,6 +129,7 @@ class BlockPool:
             else:
                 del shared[h]
                 cached[h] = None
+                self.free += 1
 
     def clear_cache(self) -> None:
         """Forgets every cached block that nobody uses."""
@@ -131,6 +140,7 @@ class BlockPool:
         """Asserts that no block is lost or counted twice."""
         assert self.blank >= 0
         assert self.private >= 0
+        assert self.free == self.blank + len(self._cached)
         assert self.blank + self.private + len(self._shared) + len(self._cached) == self.total
         assert not self._shared.keys() & self._cached.keys()
         assert all(n >= 1 for n in self._shared.values())

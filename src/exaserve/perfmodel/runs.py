@@ -60,8 +60,7 @@ class RunEngine(Engine):
         blocks = self._phases[tick % self.block_size]
         if self._alloc_due or blocks > pool.blank:
             return self._begin_general(now)
-        pool.blank -= blocks
-        pool.private += blocks
+        pool.take_blank(blocks)
         self._grown = tick
         self.busy = True
         self._steps, self._from = 1, now
@@ -75,15 +74,11 @@ class RunEngine(Engine):
             return None
         self._steps, self._from = 1, now
         # A step that preempts admits nothing, and the next one may.
-        return end if self._plan or self.preemptions_total != preemptions else self._lengthen(end)
+        return end if self._planned or self.preemptions_total != preemptions else self._lengthen(end)
 
     def _lengthen(self, end: float) -> float:
         """Makes a pure decode step, which began just now and ends at ``end``, as long a run as it can be."""
-        next_tick = 0
-        for tick in self._finish_due:
-            if not next_tick or tick < next_tick:
-                next_tick = tick
-        steps = next_tick - self._tick
+        steps = self._finish_tick - self._tick
         if self._alloc_due:
             steps = min(steps, min(self._alloc_due) - self._tick)
         count = len(self.decoding)
@@ -99,8 +94,7 @@ class RunEngine(Engine):
         blocks = self._phases[tick % self.block_size]
         if not self._is_plain(blocks):
             return False
-        pool.blank -= blocks
-        pool.private += blocks
+        pool.take_blank(blocks)
         self._grown = tick
         self._begin_plain(now)
         return True
@@ -112,8 +106,8 @@ class RunEngine(Engine):
             len(self.waiting) > 1
             or request.hashes
             or self._alloc_due
-            or request.target > self.profile.token_budget - count
-            or count >= self.profile.max_num_seqs
+            or request.target > self._budget - count
+            or count >= self._seqs_max
             or self.pool.blank < blocks - (-request.target // self.block_size) + self.watermark_blocks
         )
 
@@ -122,8 +116,7 @@ class RunEngine(Engine):
         request, pool = self.waiting.popleft(), self.pool
         tokens = request.target
         need = -(-tokens // self.block_size)
-        pool.blank -= need
-        pool.private += need
+        pool.take_blank(need)
         request.computed = 0
         request.private = need
         request.state = _PREFILL
@@ -131,19 +124,10 @@ class RunEngine(Engine):
             request.scheduled_at = now
             if pool.caching:
                 self.prefix_queries_total += tokens
-        self.running[request] = None
-        self._prefilling[request] = None
-        self._plan.append((request, tokens))
+        self._enter(request)
+        request.chunk = self._planned = tokens
         self.busy = True
-        self._time_plan()
-
-    def _time_plan(self) -> None:
-        """How long the step takes as it is planned now."""
-        tokens = pairs = 0
-        for request, chunk in self._plan:
-            tokens += chunk
-            pairs += chunk * (request.computed + (chunk >> 1))
-        self._step_s = self._duration(tokens, len(self.decoding), pairs)
+        self._step_s = self._duration(tokens, len(self.decoding), tokens * (tokens >> 1))
 
     def join(self, now: float) -> float:
         """Something was submitted during a run: when the next change is.
@@ -154,7 +138,7 @@ class RunEngine(Engine):
         if now < self._from:
             self._join_planned()
             return self._from + self._step_s
-        if self._plan:
+        if self._planned:
             return self._from + self._step_s
         self.advance(now)
         if self._steps > 1 and self._is_plain(self._phases[(self._tick + 1) % self.block_size]):
@@ -165,7 +149,7 @@ class RunEngine(Engine):
 
     def _join_planned(self) -> None:
         """Takes what waits into the step that has been formed ahead of its time, as far as it fits."""
-        budget = self.profile.token_budget - len(self.decoding) - sum(chunk for _, chunk in self._plan)
+        budget = self._budget - len(self.decoding) - self._planned
         if budget > 0:
             self._admit(budget, self._from)
             self._time_plan()
@@ -173,9 +157,8 @@ class RunEngine(Engine):
     def replan(self, now: float) -> float:
         """After an abort: the step that was formed ahead of its time goes on without it. When the next change is."""
         if now < self._from:
-            self._plan = [(request, chunk) for request, chunk in self._plan if request.state is _PREFILL]
             self._time_plan()
-            if not self._plan and not self.decoding:
+            if not self._planned and not self.decoding:
                 self._step_s = 0.0
         return self._from + self._step_s
 
@@ -210,9 +193,8 @@ class RunEngine(Engine):
 
     def uncomputed(self) -> Iterator[int]:
         """Prompt tokens that no step has begun to compute, for each prompt with some."""
-        planned = dict(self._plan) if self.busy else {}
         for request in self._prefilling:
-            rest = request.target - request.computed - planned.get(request, 0)
+            rest = request.target - request.computed - request.chunk
             if rest > 0:
                 yield rest
         for request in self.waiting:

@@ -19,6 +19,8 @@ class State(Enum):
 
 
 _NEW: Final = State.NEW
+_NO_BLOCKS: Final[list[int]] = []
+"""Held by all that share no block; never changed."""
 
 
 class FinishReason(Enum):
@@ -45,6 +47,7 @@ class Request:
         "alloc_tick",
         "base_tick",
         "cached_tokens",
+        "chunk",
         "computed",
         "emitted",
         "finish_tick",
@@ -52,6 +55,7 @@ class Request:
         "first_token_at",
         "hashes",
         "held",
+        "order",
         "output_tokens",
         "plain_from",
         "preemptions",
@@ -87,7 +91,11 @@ class Request:
         """Tokens whose KV is computed; kept up to date outside the decode state only."""
         self.target = 0
         """Tokens to prefill: the prompt, plus what was generated before a preemption."""
-        self.held: list[int] = []
+        self.chunk = 0
+        """Prompt tokens that the step under way computes."""
+        self.order = 0
+        """Grows from admission to admission."""
+        self.held: list[int] = _NO_BLOCKS
         """Hashes of the shared blocks this sequence holds, a chain from the prompt's start but for duplicates."""
         self.private = 0
         """Blocks of its own, but for those taken since ``plain_from``."""

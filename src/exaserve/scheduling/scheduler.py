@@ -257,6 +257,11 @@ class Scheduler:
         if total:
             self.foreign_share += _FOREIGN_STEP * (foreign / total - self.foreign_share)
 
+    def last_report(self, replica: ReplicaId) -> Report | None:
+        """What it last reported, None where it has not, or has been restarted since."""
+        state = self._states.get(replica)
+        return None if state is None else state.last_report
+
     def confirm(self, replicas: Iterable[ReplicaId], seq: int, taken_at: float, now: float) -> None:
         """These replicas' last reports still hold at ``taken_at``: as if they had been sent again with a new time."""
         if now - taken_at > self.config.report_stale_s:

@@ -85,7 +85,6 @@ class SimGateway:
         self._suspects: set[ReplicaId] = set()
         self._seq = 0
         self._probes: dict[Probe, None] = {}
-        self._tokens: dict[ReplicaId, int] = {}
         self._facts: dict[tuple[int, int, int], RequestFacts] = {}
         self._usages: dict[tuple[int, int, int], Usage] = {}
         self._waiting = 0
@@ -333,7 +332,6 @@ class SimGateway:
         self.health.remove(replica)
         self._guard.forget(replica)
         self._suspects.discard(replica)
-        self._tokens.pop(replica, None)
         self.scheduler.remove(replica)
 
     def _health_changed(self, replica: ReplicaId, available: bool, reason: str, share: float) -> None:
@@ -439,13 +437,13 @@ class SimGateway:
 
     def _reported(self, now: float, report: Report, _: object) -> None:
         replica = report.replica
-        tokens = int(report.prompt_tokens_total or 0) + int(report.generation_tokens_total or 0)
-        before = self._tokens.get(replica)
-        if before is not None and tokens != before:
-            if tokens < before:
+        last = self.scheduler.last_report(replica)
+        if last is not None:
+            grown = _tokens(report) - _tokens(last)
+            if grown < 0:
                 self.scheduler.restarted(replica)
-            self.health.progressed(replica, now)
-        self._tokens[replica] = tokens
+            if grown:
+                self.health.progressed(replica, now)
         self.scheduler.report(report, now)
         if self._waiting:
             self.wake(now)
@@ -464,3 +462,8 @@ class SimGateway:
         self.scheduler.validate()
         self.admission.validate()
         self.health.validate()
+
+
+def _tokens(report: Report) -> float:
+    """All that the engine has ever computed."""
+    return (report.prompt_tokens_total or 0) + (report.generation_tokens_total or 0)

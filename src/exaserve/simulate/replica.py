@@ -9,6 +9,7 @@ from exaserve.domain.replica import ReplicaId, Report
 from exaserve.perfmodel.engine import Request, State
 from exaserve.perfmodel.runs import RunEngine
 from exaserve.simulate.units import Unit
+from exaserve.simulate.world import Stepper
 
 if TYPE_CHECKING:
     from exaserve.simulate.gateway import SimGateway
@@ -55,10 +56,11 @@ class Job(Request):
         """It can never run there (400)."""
 
 
-class SimReplica:
-    """One replica. ``token`` numbers the step events made: one that comes up with an old number is void.
+class SimReplica(Stepper):
+    """One replica.
 
     Attributes:
+        end: when the step or run of steps under way ends, as far as is known.
         usable: up and not drained by the operator, so that its idle time counts.
         error_share: share of requests answered with 500 at once.
         loading_until: a restarted engine refuses connections until then.
@@ -75,8 +77,6 @@ class SimReplica:
         "profile",
         "slow",
         "spec",
-        "step",
-        "token",
         "unit",
         "usable",
         "waiting_seen",
@@ -84,6 +84,7 @@ class SimReplica:
     )
 
     def __init__(self, world: World, unit: Unit) -> None:
+        super().__init__()
         self.world = world
         self.unit = unit
         self.spec = unit.spec
@@ -93,13 +94,10 @@ class SimReplica:
         self.error_share = 0.0
         self.draining = False
         self.usable = False
-        self.token = 0
         self.end = 0.0
         self.frozen_at = 0.0
         self.waiting_seen = 0
         self.idle_seen = 0
-        self.step = self._step
-        """Made once: each event of the engine's names it."""
         self.engine = self._new_engine()
 
     def _new_engine(self) -> RunEngine:
@@ -161,23 +159,19 @@ class SimReplica:
         return [*self.engine.running, *self.engine.waiting]  # type: ignore[list-item]  # every request here is a Job
 
     def _step_ends(self, end: float) -> None:
-        self.token = token = self.token + 1
         self.end = end
-        self.world.at(end, self.step, token)
+        self.world.step_at(end, self)
 
-    def _step(self, now: float, token: int, _: Any) -> None:
-        if token != self.token:
-            return
+    def step(self, now: float) -> None:
+        """The step under way ends."""
         engine = self.engine
         result = engine.end_step(now)
         end = engine.begin_run(now)
         if end is not None:
-            self.token = token = token + 1
-            self.end = end
-            self.world.at(end, self.step, token)
+            self._step_ends(end)
         # Only now: what these calls place must find the engine as it stands after the step.
         waiting = len(engine.waiting)
-        if waiting != self.waiting_seen or not engine.running:
+        if waiting != self.waiting_seen or not engine.decoding:
             self._count(now)
         for job in result.first:
             assert isinstance(job, Job)
@@ -190,7 +184,7 @@ class SimReplica:
         """Tells the world how many wait here, and whether there is nothing to do."""
         engine = self.engine
         waiting = len(engine.waiting)
-        idle = 1 if self.usable and not engine.running and not waiting else 0
+        idle = 1 if self.usable and not waiting and not engine.running_count else 0
         if waiting != self.waiting_seen or idle != self.idle_seen:
             self.world.count(now, waiting - self.waiting_seen, idle - self.idle_seen)
             self.waiting_seen, self.idle_seen = waiting, idle
@@ -212,7 +206,7 @@ class SimReplica:
         """The process is gone: everything in it is lost."""
         jobs = self.jobs()
         self.mode = _DOWN
-        self.token += 1
+        self.due = -1.0
         for job in jobs:
             self.engine.abort(job, now)
         self.set_usable(now)
@@ -226,7 +220,7 @@ class SimReplica:
         self.engine = self._new_engine()
         self.engine.slow = self.slow
         self.mode = _UP
-        self.token += 1
+        self.due = -1.0
         self.set_usable(now)
 
     def freeze(self, now: float, mode: Mode = _FROZEN) -> None:
@@ -236,7 +230,7 @@ class SimReplica:
                 self.end = self.engine.cut_run(now)
             self.mode = mode
             self.frozen_at = now
-            self.token += 1
+            self.due = -1.0
             self.set_usable(now)
 
     def thaw(self, now: float) -> None:
@@ -279,7 +273,7 @@ class SimReplica:
             self.spec.id,
             seq,
             now,
-            len(engine.running),
+            engine.running_count,
             len(engine.waiting),
             engine.kv_use,
             self.profile.kv_tokens_max,

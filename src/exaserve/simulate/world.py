@@ -21,12 +21,28 @@ from exaserve.domain.replica import ReplicaId
 from exaserve.simulate.recorder import Recorder
 from exaserve.simulate.settings import SimSettings
 
-__all__ = ["World"]
+__all__ = ["Stepper", "World"]
 
 Action = Callable[[float, Any, Any], None]
-Event = tuple[float, int, Action, Any, Any]
+Event = tuple[float, int, object, Any, Any]
 
 _DAYS_PER_S: Final = 4096.0
+
+
+class Stepper:
+    """Something with one instant of its own at a time, which is often moved.
+
+    Attributes:
+        due: that instant, -1 for none. What the calendar holds for it at other instants is void.
+    """
+
+    __slots__ = ("due",)
+
+    def __init__(self) -> None:
+        self.due = -1.0
+
+    def step(self, now: float) -> None:
+        """It is ``due``; ``due`` has been set to -1."""
 
 
 class World:
@@ -67,8 +83,16 @@ class World:
 
     def at(self, instant: float, action: Action, a: Any = None, b: Any = None) -> None:
         """Calls ``action(instant, a, b)`` when it is due."""
+        self._note(instant, action, a, b)
+
+    def step_at(self, instant: float, stepper: Stepper) -> None:
+        """Moves the instant of ``stepper``."""
+        stepper.due = instant
+        self._note(instant, stepper, None, None)
+
+    def _note(self, instant: float, target: object, a: Any, b: Any) -> None:
         self._order += 1
-        event = (instant, self._order, action, a, b)
+        event = (instant, self._order, target, a, b)
         day = int(instant * _DAYS_PER_S)
         if day <= self._day:
             insort(self._today, event, self._at)
@@ -103,21 +127,24 @@ class World:
 
     def run_until(self, instant: float) -> None:
         """Does what is due up to ``instant``."""
-        count = 0
         while self.due <= instant:
-            now, _, action, a, b = self._next()
-            count += 1
-            self.now = now
-            action(now, a, b)
-        self.events_total += count
+            self._do_next()
 
     def run_out(self, end: float) -> None:
         """Does what is due until no request is open, at the latest until ``end``."""
         while self.open and self.due <= end:
-            now, _, action, a, b = self._next()
-            self.events_total += 1
-            self.now = now
-            action(now, a, b)
+            self._do_next()
+
+    def _do_next(self) -> None:
+        now, _, target, a, b = self._next()
+        self.events_total += 1
+        self.now = now
+        if isinstance(target, Stepper):
+            if target.due == now:
+                target.due = -1.0
+                target.step(now)
+        else:
+            target(now, a, b)  # type: ignore[operator]  # an Action
 
     def count(self, now: float, waiting: int, idle: int, up: int = 0) -> None:
         """The numbers of waiting requests, of idle and of usable replicas change by these amounts."""

@@ -25,16 +25,25 @@ _CACHED_HOLDERS_MAX = 4
 
 
 class Entropy:
-    __slots__ = ("_context", "_memory", "_runner_up", "_turn")
+    __slots__ = (
+        "_context", "_full_scan_max", "_keep", "_memory", "_memory_size", "_runner_up", "_sample_size", "_tie_s",
+        "_turn",
+    )  # fmt: skip
 
     def __init__(self, context: PolicyContext) -> None:
         self._context = context
+        config = context.config
+        self._full_scan_max = config.full_scan_max
+        self._sample_size = config.sample_size
+        self._memory_size = config.memory_size
+        self._tie_s = config.tie_s
+        self._keep = 1.0 - config.tie_share
         self._turn = 0
         self._runner_up: ReplicaState | None = None
         self._memory: dict[str, tuple[int, deque[ReplicaState]]] = {}
 
     def pick(self, pool: Pool, facts: RequestFacts, now: float, exclude: Collection[ReplicaId]) -> Choice | None:
-        context, config = self._context, self._context.config
+        context = self._context
         eligible: Sequence[ReplicaState] = pool.eligible
         n = len(eligible)
         if not n:
@@ -45,7 +54,7 @@ class Entropy:
             tokens_per_byte = pool.stats.cache_trust / pool.stats.bytes_per_token
             prompt = float(facts.prompt_tokens)
             held = [(bits, max(prompt - size * tokens_per_byte, 1.0)) for size, bits in levels]
-        if n > config.full_scan_max:
+        if n > self._full_scan_max:
             choice = self._scan(self._sample(pool, levels), facts, now, exclude, held)
             if choice is not None:
                 self._remember(pool)
@@ -69,8 +78,7 @@ class Entropy:
         Args:
             held: ``(bits, tokens)``, deepest first: the replicas in ``bits`` need to compute only that many tokens.
         """
-        config = self._context.config
-        tie_s, keep = config.tie_s, 1.0 - config.tie_share
+        tie_s, keep = self._tie_s, self._keep
         tokens = chosen = prompt = float(facts.prompt_tokens) or 1.0
         need = facts.prompt_tokens + facts.output_tokens
         best: ReplicaState | None = None
@@ -106,17 +114,17 @@ class Entropy:
 
     def _sample(self, pool: Pool, levels: list[tuple[int, int]]) -> list[ReplicaState]:
         """Idle and random replicas, the last decisions' runners-up, and prefix holders (where a session's KV is)."""
-        config, rng = self._context.config, self._context.rng
+        rng, size = self._context.rng, self._sample_size
         eligible = pool.eligible
         n = len(eligible)
         states: list[ReplicaState] = []
-        wanted = config.sample_size >> 1
+        wanted = size >> 1
         for idle in pool.idle:
             if wanted > 0:
                 wanted -= idle.draw(wanted, rng, states)
         random = rng.random
         # Where enough are idle, the others are only looked at for one that is much faster or holds the prompt.
-        count = config.sample_size >> 2 if wanted <= 0 else config.sample_size - len(states)
+        count = size >> 2 if wanted <= 0 else size - len(states)
         states += [eligible[int(random() * n)] for _ in range(count)]
         version, memory = self._memory.get(pool.model, (-1, ()))
         if version == pool.version:
@@ -140,7 +148,7 @@ class Entropy:
             return
         version, memory = self._memory.get(pool.model, (-1, deque()))
         if version != pool.version:
-            memory = deque(maxlen=self._context.config.memory_size)
+            memory = deque(maxlen=self._memory_size)
             self._memory[pool.model] = (pool.version, memory)
         if runner_up not in memory:
             memory.append(runner_up)
