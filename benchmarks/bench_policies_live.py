@@ -8,7 +8,9 @@ their own, and the order rotates. Figures are medians of the rounds. Below stand
 requests: with an oracle, which knows every engine, nobody's clients could wait less.
 
 Every request has a session of its own (``x-session-id``): without one, vllm-router's policies that go by sessions send
-everything to one replica. vllm-router is asked with every policy that works without engines that publish KV events.
+everything to one replica. With ``--sessions N --shared 0.7`` there are N of them, and the first 70 % of a session's
+prompts are alike in each scenario, so that a replica that had one has most of the next in its cache. vllm-router is
+asked with every policy that works without engines that publish KV events.
 """
 
 from __future__ import annotations
@@ -51,7 +53,7 @@ from exaserve.simulate.record import RunStats
 from exaserve.simulate.settings import SimSettings
 from exaserve.simulate.simulation import Simulation
 from exaserve.simulate.units import replica_capacity_per_s, units_of
-from exaserve.workload import A9_MIX, Arrivals, BodyRenderer, Plan, make_plan
+from exaserve.workload import A9_MIX, Arrivals, BodyRenderer, Plan, Sessions, make_plan
 
 CLUSTER = Path(__file__).parent / "clusters" / "sixteen-units.yaml"
 MIX = A9_MIX
@@ -91,10 +93,17 @@ def _router(program: str, policy: str, urls: list[str], folder: Path) -> Contend
     return start_vllm_router(program, policy, urls, None, folder)
 
 
-def with_sessions(plan: Plan) -> Plan:
-    """The same requests, each in a session of its own."""
+def planned(args: argparse.Namespace, rate: float, seed: int) -> Plan:
+    """A round's requests, in sessions that share prefixes where asked for, else each in a session of its own."""
+    plan = make_plan(MIX, Arrivals(rate, args.seconds), seed, sessions_of(args))
+    if args.sessions:
+        return plan
     requests = tuple(dataclasses.replace(request, session=request.index) for request in plan.requests)
     return dataclasses.replace(plan, requests=requests)
+
+
+def sessions_of(args: argparse.Namespace) -> Sessions | None:
+    return Sessions(args.sessions, args.shared) if args.sessions else None
 
 
 # -- one run --------------------------------------------------------------------------------------------------------
@@ -128,7 +137,7 @@ def row_of(summary: Summary) -> Row:
 
 
 def simulated(cluster: Cluster, args: argparse.Namespace, policy: str, rate: float, seed: int) -> Row:
-    wanted = demand(MIX, rate, args.seconds, seed)
+    wanted = demand(MIX, rate, args.seconds, seed, sessions=sessions_of(args))
     settings = SimSettings(seed=seed, hop_s=args.hop_ms / 1000.0, warmup_s=WARMUP_S, window_s=WINDOW_S)
     stats: RunStats = Simulation(cluster, units_of(cluster, args.replicas), wanted, settings, policy).run()
     row: Row = {f.name: {"p50_s": f.ttft_p50, "p99_s": f.ttft_p99} for f in stats.scenarios}
@@ -146,7 +155,7 @@ def compare(args: argparse.Namespace, cluster: Cluster, rate: float) -> dict[str
     rows: dict[str, list[Row]] = {name: [] for name in started}
     found: dict[str, list[Conditions]] = {name: [] for name in started}
     for number in range(args.rounds):
-        plan = with_sessions(make_plan(MIX, Arrivals(rate, args.seconds), args.seed + number))
+        plan = planned(args, rate, args.seed + number)
         names = list(started)
         turn = number * max(1, len(names) // max(1, args.rounds)) % len(names)
         for name in names[turn:] + names[:turn]:
@@ -231,6 +240,8 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--seconds", type=float, default=90.0)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--sessions", type=int, default=0, help="with prefixes in common; 0: one for each request")
+    parser.add_argument("--shared", type=float, default=0.7, help="of a prompt, with the session's others (0 to 1)")
     parser.add_argument("--tries", type=int, default=2, help="of a run that other work disturbs")
     parser.add_argument("--wait-s", type=float, default=60.0, help="for a quieter machine, before each run")
     parser.add_argument("--hop-ms", type=float, default=1.0, help="of the simulated runs")
@@ -256,6 +267,8 @@ def main() -> int:
         "replicas": args.replicas,
         "rate_per_s": rate,
         "load": args.load,
+        "sessions": args.sessions,
+        "shared": args.shared if args.sessions else 0.0,
         "seed": args.seed,
     }
     study |= compare(args, cluster, rate)
