@@ -232,6 +232,16 @@ def test_diff_names_fields_and_replicas() -> None:
     assert len(diff(old, parse_cluster(""))) <= 51
 
 
+def test_diff_names_what_only_one_of_the_files_has() -> None:
+    found = parse_cluster("discovery: {consul: {service: vllm, servers: ['http://127.0.0.1:8500']}}")
+    (added,) = diff(parse_cluster(""), found)
+    assert added.startswith("discovery.consul: None -> {")
+    assert "'service': 'vllm'" in added
+    (removed,) = diff(found, parse_cluster(""))
+    assert removed.startswith("discovery.consul: {")
+    assert removed.endswith(" -> None")
+
+
 def test_unreadable_files(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="no such file"):
         load_cluster(tmp_path / "none.yaml")

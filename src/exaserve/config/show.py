@@ -75,7 +75,7 @@ def _without_pools(shown: dict[str, Any]) -> dict[str, Any]:
 
 def _changes(path: str, old: Any, new: Any) -> Iterator[str]:
     if isinstance(old, dict) and isinstance(new, dict):
-        for key in old:
-            yield from _changes(f"{path}.{key}" if path else key, old[key], new.get(key))
+        for key in old | new:
+            yield from _changes(f"{path}.{key}" if path else key, old.get(key), new.get(key))
     elif old != new:
         yield f"{path}: {old} -> {new}"
