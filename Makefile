@@ -8,7 +8,7 @@ BIN := $(VENV)/bin
 PYTEST_WORKERS ?= 2
 PURE := $(wildcard $(addprefix src/exaserve/,domain scheduling health perfmodel planning preflight report workload))
 
-.PHONY: help setup demo test test-compiled check format bench-gateway bench-simulate bench-bringup bench-telemetry clean
+.PHONY: help setup demo test test-compiled check format bench-gateway bench-simulate bench-bringup bench-telemetry bench-loss clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' Makefile
@@ -60,6 +60,9 @@ bench-bringup: $(VENV)/.dev ## null engines on 16 to 512 nodes, from exaserve up
 
 bench-telemetry: $(VENV)/.dev $(VENV)/compiled/.done ## what 3,072 pushed and 48 polled replicas cost one gateway
 	@PYTHONPATH=$(CURDIR)/$(VENV)/compiled $(BIN)/python -m benchmarks.bench_telemetry
+
+bench-loss: $(VENV)/.dev ## how soon losses and returns of agents, nodes, engines, peers and clients are noticed
+	@$(BIN)/python -m benchmarks.bench_loss
 
 clean: ## remove the virtual environment and caches
 	rm -rf $(VENV) .venv-peers .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build dist
