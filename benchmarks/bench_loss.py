@@ -330,24 +330,31 @@ async def peers(cases: Cases, rounds: int, rng: Random, folder: Path) -> None:
             for number in range(2 * rounds):
                 peer = Process(*words)
                 try:
-                    await held(gateway, peer, port)
+                    writers = await held(gateway, peer, port)
                     await rest(rng)
+                    if gateway.scheduler.told() != 4:
+                        raise RuntimeError("the peer's requests are over: nothing would be measured")
                     at = peer.send(signal.SIGSTOP if number % 2 else signal.SIGKILL)
                     gone = await until(lambda: gateway.scheduler.told() == 0, "its placements are forgotten")
                     how = "falls silent (SIGSTOP)" if number % 2 else "killed (SIGKILL)"
                     cases.add(f"peer gateway {how}: its placements forgotten", 2.0, gone - at)
+                    for writer in writers:
+                        writer.transport.abort()
                 finally:
                     peer.stop(signal.SIGKILL)
 
 
-async def held(gateway: Gateway, peer: Process, port: int) -> None:
-    """Four requests are under way at the peer and told to this gateway. Their clients wait for ever."""
+async def held(gateway: Gateway, peer: Process, port: int) -> list[asyncio.StreamWriter]:
+    """Four requests are under way at the peer and told to this gateway. Returns their clients' connections."""
     await until(lambda: peer.said("event=ready") and gateway.peering is not None and gateway.peering.peers(), "a peer")
     body = json.dumps({"model": "m", "prompt": "word", "max_tokens": 2000, "ignore_eos": True, "stream": True}).encode()
+    writers = []
     for _ in range(4):
         _, writer = await asyncio.open_connection("127.0.0.1", port)
+        writers.append(writer)
         writer.write(b"POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body))
     await until(lambda: gateway.scheduler.told() == 4, "the peer tells its placements")
+    return writers
 
 
 # ---- clients -------------------------------------------------------------------------------------------------------
