@@ -18,7 +18,7 @@ from exaserve.perfmodel import EngineProfile
 from exaserve.perfmodel.blocks import BlockPool
 from exaserve.perfmodel.sequence import Request, State
 
-__all__ = ["NOBODY", "Batch", "admission_order"]
+__all__ = ["NOBODY", "Batch"]
 
 # Names of their own: looked up at once where this module is compiled.
 _WAITING: Final = State.WAITING
@@ -32,7 +32,7 @@ _NONE_DUE: Final[dict[int, dict[Request, None]]] = {}
 """Of engines that share no blocks; never changed."""
 
 
-def admission_order(request: Request) -> int:
+def _admission_order(request: Request) -> int:
     return request.order
 
 
@@ -122,7 +122,7 @@ class Batch:
     @property
     def running(self) -> list[Request]:
         """Admitted requests, oldest first."""
-        return sorted(self.decoding + self._prefilling, key=admission_order)
+        return sorted(self.decoding + self._prefilling, key=_admission_order)
 
     @property
     def running_count(self) -> int:
@@ -142,22 +142,28 @@ class Batch:
 
     # -- a sequence's life ------------------------------------------------------------------------------------------
 
-    def _emit_all(self, now: float, finished: list[Request]) -> tuple[list[Request], list[Request]]:
-        """The prompts that are computed leave ``_prefilling``: (those whose first token this is, all that finished)."""
-        prefilling = self._prefilling
+    def _compute(self, now: float, finished: list[Request]) -> tuple[list[Request], list[Request]]:
+        """The chunks of the step are computed; prompts that are whole leave ``_prefilling`` and emit a token.
+
+        Returns those whose first token it is, and ``finished`` with those whose last it is.
+        """
         first: list[Request] = []
-        done = prefilling.copy()
-        prefilling.clear()
-        for request in done:
+        rest: list[Request] = []
+        for request in self._prefilling:
+            request.computed += request.chunk
+            request.chunk = 0
             if request.computed < request.target:
-                prefilling.append(request)
+                rest.append(request)
                 continue
             if request.first_token_at < 0.0:
                 request.first_token_at = now
                 self.prompt_tokens_total += request.prompt_tokens
                 first.append(request)
             if not self._emit(request, now):
-                finished = [*finished, request]
+                if finished is NOBODY:
+                    finished = []
+                finished.append(request)
+        self._prefilling = rest
         return first, finished
 
     def _publish(self, request: Request, start: int, stop: int) -> None:
@@ -175,8 +181,9 @@ class Batch:
         self._admitted = request.order = self._admitted + 1
         self._prefilling.append(request)
 
-    def _preempt(self, request: Request) -> None:
-        """Takes everything from a running request and puts it back at the front of the queue."""
+    def _preempt(self) -> Request:
+        """Takes everything from the request admitted last, puts it back at the front of the queue, and returns it."""
+        request = max(self.decoding + self._prefilling, key=_admission_order)
         outputs = self.outputs(request)
         self._leave(request)
         request.emitted = outputs
@@ -186,6 +193,7 @@ class Batch:
         request.preemptions += 1
         self.preemptions_total += 1
         self.waiting.appendleft(request)
+        return request
 
     def _emit(self, request: Request, now: float) -> bool:
         """A prompt is computed and has left ``_prefilling``: its next token is out, and it decodes from now on.
@@ -265,9 +273,7 @@ class Batch:
         self._kv_tokens -= request.computed
         grown_from, size = request.plain_from, self.block_size
         if grown_from >= 0:
-            since = self._grown - grown_from
-            if since >= 0:
-                request.private += since // size + 1
+            request.private += self._plain_blocks(request)
             self._phases[grown_from % size] -= 1
             request.plain_from = -1
         else:

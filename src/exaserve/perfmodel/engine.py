@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from exaserve.perfmodel.batch import NOBODY, Batch, admission_order
+from exaserve.perfmodel.batch import NOBODY, Batch
 from exaserve.perfmodel.sequence import FinishReason, Request, State, StepResult
 from exaserve.perfmodel.step import step_s
 
@@ -141,17 +141,9 @@ class Engine(Batch):
         if prefilled:
             self._planned = 0
             self.prefill_tokens_total += prefilled
-            emits = 0
-            for request in self._prefilling:
-                chunk = request.chunk
-                if chunk:
-                    request.chunk = 0
-                    request.computed += chunk
-                    if request.computed >= request.target:
-                        emits += 1
-            if emits:
-                decoded += emits
-                first, finished = self._emit_all(now, finished)
+            decoded += len(self._prefilling)
+            first, finished = self._compute(now, finished)
+            decoded -= len(self._prefilling)
         self.generation_tokens_total += decoded
         return StepResult(first, finished, decoded, prefilled)
 
@@ -178,9 +170,7 @@ class Engine(Batch):
                 self._publish(request, index, index + 1)
             while not self.pool.take(1):
                 preempted = True
-                victim = max(self.decoding + self._prefilling, key=admission_order)
-                self._preempt(victim)
-                if victim is request:
+                if self._preempt() is request:
                     break
             else:
                 if request.plain_from < 0:
@@ -194,9 +184,7 @@ class Engine(Batch):
         preempted = False
         while not self.pool.take(max(0, need)):
             preempted = True
-            victim = max(self.decoding + self._prefilling, key=admission_order)
-            self._preempt(victim)
-            if victim is request:
+            if self._preempt() is request:
                 return 0, True
         self._plan_chunk(request, chunk, max(0, need))
         return chunk, preempted

@@ -236,7 +236,6 @@ class ReplicaState:
             self._observe_prefill(placement, now)
             self._leave_pending(placement)
             self.drain_at = now
-        placement.phase = Placement.DECODING
         self.refresh()
 
     def release(self, placement: Placement, now: float, outcome: Outcome) -> None:
@@ -246,8 +245,7 @@ class ReplicaState:
                 self._observe_whole(placement, now)
             self._leave_pending(placement)
             self.drain_at = now
-        if placement.phase != Placement.PENDING:
-            self.decoding -= 1
+        self.decoding -= 1
         placement.phase = Placement.RELEASED
         if placement.foreign:
             self.told -= 1
@@ -271,9 +269,8 @@ class ReplicaState:
             pending.remove(placement)
         self.pending_s = self.pending_s - placement.work_s if pending else 0.0
         self.progressed_since += 1
-        if placement.phase == Placement.PENDING:
-            placement.phase = Placement.DECODING
-            self.decoding += 1
+        placement.phase = Placement.DECODING
+        self.decoding += 1
 
     def _advance(self, now: float) -> None:
         """Move plain requests at the head of the queue on, whose prefill must be over by the learned rate."""

@@ -63,7 +63,6 @@ class SimReplica(Stepper):
         end: when the step or run of steps under way ends, as far as is known.
         usable: up and not drained by the operator, so that its idle time counts.
         error_share: share of requests answered with 500 at once.
-        loading_until: a restarted engine refuses connections until then.
     """
 
     __slots__ = (
