@@ -26,7 +26,6 @@ import argparse
 import contextlib
 import json
 import math
-import os
 import signal
 import statistics
 import subprocess
@@ -40,7 +39,7 @@ from typing import Any
 
 import httpx
 
-from benchmarks.machine import ROOT, cpu_s, description, free_port, raise_file_limit, resident_mb
+from benchmarks.machine import ROOT, cpu_s, description, environment, free_port, raise_file_limit, resident_mb
 
 REPLICAS = 12
 LIMITS_S = {64: 5.0, 256: 15.0}
@@ -71,7 +70,7 @@ class Up:
             [sys.executable, "-m", "exaserve", "up", str(config)],
             stdout=subprocess.PIPE,
             stderr=self.log,
-            env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
+            env=environment(),
         )
         self.said_ready_s: float | None = None
         threading.Thread(target=self._read, daemon=True).start()

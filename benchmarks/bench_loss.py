@@ -35,10 +35,11 @@ from typing import Any
 import httpx
 import msgspec
 import uvloop
+from tests.agent.namespace import Unavailable, ip, linked
 from tests.discovery.fake_consul import FakeConsul
 from tests.ports import free_port, free_ports
 
-from benchmarks.machine import ROOT, description
+from benchmarks.machine import ROOT, description, environment
 from exaserve.config import Cluster, GatewaySettings, Pool, load_cluster
 from exaserve.config.sources import ConsulSettings, DiscoverySettings
 from exaserve.discovery.consul import ConsulRegistration
@@ -100,10 +101,6 @@ async def until(condition: Callable[[], object], what: str) -> float:
 
 async def rest(rng: Random) -> None:
     await asyncio.sleep(SETTLED_S + rng.random())
-
-
-def environment() -> dict[str, str]:
-    return {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT)])}
 
 
 class Process:
@@ -219,31 +216,17 @@ def unknown(cluster: Cluster) -> Cluster:
 
 
 # ---- a network link ------------------------------------------------------------------------------------------------
-def ip(*words: str) -> None:
-    subprocess.run(["ip", *words], check=True, capture_output=True)
-
-
 async def link(cases: Cases, rounds: int, rng: Random, folder: Path) -> None:
     """A node in a network namespace, whose link is taken down: nobody is told anything."""
     name, net = f"loss{os.getpid() % 10_000}", f"10.214.{os.getpid() % 250}"
     try:
-        ip("netns", "add", name)
-    except (OSError, subprocess.CalledProcessError):
-        cases.notes.append("no network namespaces here (root and CAP_NET_ADMIN are needed): no link was cut")
-        return
-    try:
-        ip("link", "add", f"{name}a", "type", "veth", "peer", "name", f"{name}b", "netns", name)
-        ip("addr", "add", f"{net}.1/24", "dev", f"{name}a")
-        ip("link", "set", f"{name}a", "up")
-        ip("-n", name, "addr", "add", f"{net}.2/24", "dev", f"{name}b")
-        ip("-n", name, "link", "set", f"{name}b", "up")
-        ip("-n", name, "link", "set", "lo", "up")
-        await cut(cases, rounds, rng, folder, name, net)
-    finally:
-        ip("netns", "del", name)
+        with linked(name, net) as near:
+            await cut(cases, rounds, rng, folder, name, net, near)
+    except Unavailable as error:
+        cases.notes.append(f"{error}: no link was cut")
 
 
-async def cut(cases: Cases, rounds: int, rng: Random, folder: Path, name: str, net: str) -> None:
+async def cut(cases: Cases, rounds: int, rng: Random, folder: Path, name: str, net: str, near: str) -> None:
     token, config = folder / "token", folder / "link.yaml"
     token.write_text("the secret of the inside")
     config.write_text(
@@ -258,11 +241,11 @@ async def cut(cases: Cases, rounds: int, rng: Random, folder: Path, name: str, n
                 await until(lambda: eligible(gateway), "the node is in rotation")
                 await rest(rng)
                 at = time.monotonic()
-                ip("link", "set", f"{name}a", "down")
+                ip("link", "set", near, "down")
                 gone = await until(lambda: not eligible(gateway), "a node that is cut off is lost")
                 cases.add("node cut off from the network: out of rotation", 2.0, gone - at)
                 await rest(rng)
-                ip("link", "set", f"{name}a", "up")
+                ip("link", "set", near, "up")
                 at = time.monotonic()
                 back = await until(lambda: eligible(gateway), "it returns")
                 cases.add("network there again: in rotation", 2.0, back - at)

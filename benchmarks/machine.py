@@ -84,12 +84,15 @@ class Child:
         return "\n".join(self.log.read_text(errors="replace").splitlines()[-lines:])
 
 
-def start(name: str, command: Sequence[str], core: int | None, directory: Path, *, stdout: int | None = None) -> Child:
-    """Start a process that may run on one core only (None: on any), with its output in ``directory``.
-
-    Python finds this tree's package, unless PYTHONPATH names another one (the compiled one, say) before it.
-    """
+def environment() -> dict[str, str]:
+    """For a process of ours: Python finds this tree's package, unless PYTHONPATH names another one before it (the
+    compiled one, say)."""
     path = os.pathsep.join([*filter(None, [os.environ.get("PYTHONPATH")]), str(ROOT / "src"), str(ROOT)])
+    return {**os.environ, "PYTHONPATH": path}
+
+
+def start(name: str, command: Sequence[str], core: int | None, directory: Path, *, stdout: int | None = None) -> Child:
+    """Start a process that may run on one core only (None: on any), with its output in ``directory``."""
     log = directory / f"{name.replace(' ', '-')}.log"
     mine = os.sched_getaffinity(0)
     os.sched_setaffinity(
@@ -103,7 +106,7 @@ def start(name: str, command: Sequence[str], core: int | None, directory: Path, 
                 stderr=file,
                 stdin=subprocess.DEVNULL,
                 cwd=ROOT,
-                env={**os.environ, "PYTHONPATH": path},
+                env=environment(),
             )
     finally:
         os.sched_setaffinity(0, mine)

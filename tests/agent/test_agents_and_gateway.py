@@ -12,6 +12,7 @@ from random import Random
 import httpx
 import msgspec
 import pytest
+from tests.gateway.running import until
 from tests.ports import free_port
 
 from exaserve.agent import node as node_module
@@ -33,13 +34,6 @@ pytestmark = pytest.mark.may_block
 
 TOKEN = "a token of the inside"
 HEALTH = HealthConfig(probe_fast_s=0.05, open_s=0.05, slow_start_s=60.0)
-
-
-async def until(condition, timeout_s: float = 20.0) -> None:
-    began = time.monotonic()
-    while not condition():
-        assert time.monotonic() - began < timeout_s, "it did not happen"
-        await asyncio.sleep(0.005)
 
 
 class World:

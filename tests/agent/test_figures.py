@@ -11,7 +11,8 @@ import httpx
 import pytest
 from rich.console import Console
 from tests.agent.nvml import FakeCard, FakeNvml
-from tests.agent.test_agents_and_gateway import World, until, world
+from tests.agent.test_agents_and_gateway import World, world
+from tests.gateway.running import until
 
 from exaserve.agent.meters import Meters, Nvml
 from exaserve.agent.node import NodeAgent

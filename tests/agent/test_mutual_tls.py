@@ -11,8 +11,8 @@ from random import Random
 
 import msgspec
 import pytest
-from tests.agent.test_agents_and_gateway import until
 from tests.discovery.certificates import Certificates
+from tests.gateway.running import until
 
 from exaserve.agent.uplink import Uplink
 from exaserve.config import AgentSettings, Cluster, GatewaySettings

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import subprocess
 import sys
@@ -10,6 +11,7 @@ from random import Random
 
 import httpx
 import pytest
+from tests.agent.namespace import Unavailable, ip, linked
 from tests.gateway.running import until
 
 from exaserve.config import load_cluster
@@ -23,29 +25,15 @@ NAME = f"exa{os.getpid() % 100_000}"
 NET = f"10.213.{os.getpid() % 250}"
 
 
-def ip(*args: str) -> None:
-    subprocess.run(["ip", *args], check=True, capture_output=True)
-
-
 @pytest.fixture
 def link():
     """A namespace with a link to it; yields the name of our end."""
-    try:
-        ip("netns", "add", NAME)
-    except (OSError, subprocess.CalledProcessError) as error:
-        pytest.skip(f"network namespaces cannot be made here (needs root and CAP_NET_ADMIN): {error}")
-    try:
-        ip("link", "add", f"{NAME}a", "type", "veth", "peer", "name", f"{NAME}b", "netns", NAME)
-        ip("addr", "add", f"{NET}.1/24", "dev", f"{NAME}a")
-        ip("link", "set", f"{NAME}a", "up")
-        ip("-n", NAME, "addr", "add", f"{NET}.2/24", "dev", f"{NAME}b")
-        ip("-n", NAME, "link", "set", f"{NAME}b", "up")
-        ip("-n", NAME, "link", "set", "lo", "up")
-    except subprocess.CalledProcessError as error:
-        ip("netns", "del", NAME)
-        pytest.skip(f"veth pairs cannot be made here: {error.stderr!r}")
-    yield f"{NAME}a"
-    ip("netns", "del", NAME)
+    with contextlib.ExitStack() as stack:
+        try:
+            near = stack.enter_context(linked(NAME, NET))
+        except Unavailable as error:
+            pytest.skip(str(error))
+        yield near
 
 
 async def test_a_node_that_is_cut_off_is_out_and_comes_back(link, tmp_path) -> None:

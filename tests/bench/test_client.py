@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import statistics
+from collections.abc import Awaitable, Callable
 
 import pytest
 from tests.bench.stub import DONE, END, FINISH, HEAD, ROLE, Stub, event, serving, token, usage
@@ -42,12 +43,11 @@ async def load(stub: Stub, the_plan: Plan, *, stream: bool = True, **options: fl
     return await LoadClient(config, the_plan).run()
 
 
-async def undisturbed(stub: Stub, the_plan: Plan, *, inflight_max: int | None = None) -> LoadResult:
+async def undisturbed(run: Callable[[], Awaitable[LoadResult]]) -> LoadResult:
     """Of up to three runs the first in which the loop was in time, or else the one in which it was late the least."""
     results: list[LoadResult] = []
-    options = {} if inflight_max is None else {"inflight_max": inflight_max}
-    while len(results) < ATTEMPTS:
-        results.append(await load(stub, the_plan, stream=True, **options))
+    for _ in range(ATTEMPTS):
+        results.append(await run())
         if results[-1].lag_max_s <= DISTURBED_S:
             break
     return min(results, key=lambda result: result.lag_max_s)
@@ -65,7 +65,7 @@ async def test_streamed_delays_are_measured():
         writer.write(FINISH + usage(5) + DONE + END)
 
     async with serving(answer) as stub:
-        result = await undisturbed(stub, plan())
+        result = await undisturbed(lambda: load(stub, plan()))
     assert len(result.records) == 10
     for record in result.records:
         assert record.verdict is Verdict.OK, record
@@ -98,7 +98,7 @@ async def test_latency_counts_from_the_scheduled_time_when_one_is_served_at_a_ti
         writer.write(HEAD + token("x") + DONE + END)
 
     async with serving(answer) as stub:
-        result = await undisturbed(stub, plan(rate=10_000.0, duration=0.001), inflight_max=1)
+        result = await undisturbed(lambda: load(stub, plan(rate=10_000.0, duration=0.001), inflight_max=1))
     assert len(stub.bodies) == 10 * stub.connections
     assert result.records[-1].ttft_s is not None
     assert 0.195 <= result.records[-1].ttft_s <= result.elapsed_s

@@ -15,31 +15,22 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.ports import free_ports
 
 START_S = 60.0
 pytestmark = pytest.mark.xdist_group("up")
 
 
-def free_ports(count: int) -> int:
-    """First of ``count`` consecutive free ports on the addresses that the tests use."""
-    for first in range(20_000 + os.getpid() % 1000 * 10, 60_000, count):
-        with contextlib.ExitStack() as stack:
-            try:
-                for host in ("127.0.0.1", "127.0.1.1", "127.0.2.1"):
-                    for port in range(first, first + count):
-                        probe = stack.enter_context(socket.socket())
-                        probe.bind((host, port))
-            except OSError:
-                continue
-            return first
-    raise AssertionError("no free ports")
+def free_base() -> int:
+    """First of six consecutive free ports on the addresses that the tests use."""
+    return free_ports(6, neighbours=True, hosts=("127.0.0.1", "127.0.1.1", "127.0.2.1"))[0]
 
 
 class Up:
     """A running ``exaserve up``."""
 
     def __init__(self, tmp_path: Path) -> None:
-        self.base = free_ports(6)
+        self.base = free_base()
         self.file = tmp_path / "cluster.yaml"
         self.file.write_text(
             "model: Llama-3.2-1B\nnodes: 2\nnum_replicas_per_node: 2\nhardware: H100\n"
@@ -187,7 +178,7 @@ def run_up(tmp_path: Path, text: str, *flags: str) -> subprocess.CompletedProces
     ("taken", "field"), [("replica", "base_port"), ("gateway", "gateway.port"), ("admin", "gateway.admin_port")]
 )
 def test_a_port_in_use_names_its_field(tmp_path: Path, taken: str, field: str) -> None:
-    base = free_ports(6)
+    base = free_base()
     address = {"replica": ("127.0.1.1", base + 1), "gateway": ("127.0.0.1", base + 4), "admin": ("127.0.0.1", base + 5)}
     with socket.socket() as holder:
         holder.bind(address[taken])
@@ -220,7 +211,7 @@ def test_wrong_configuration_exits_2_at_once(tmp_path: Path, text: str, flags: t
 
 
 def test_an_engine_that_ends_is_quoted(tmp_path: Path) -> None:
-    base = free_ports(6)
+    base = free_base()
     done = run_up(
         tmp_path,
         "model: m\nengine: command\nengine_command: [sh, -c, 'echo no such device {port} >&2; exit 3']\n"
@@ -231,7 +222,7 @@ def test_an_engine_that_ends_is_quoted(tmp_path: Path) -> None:
 
 
 def test_a_program_that_is_not_there_is_named(tmp_path: Path) -> None:
-    base = free_ports(6)
+    base = free_base()
     done = run_up(
         tmp_path,
         f"model: m\nengine: command\nengine_command: [no-such-engine]\nbase_port: {base}\n"

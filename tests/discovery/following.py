@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 
 from exaserve.discovery import Added, Change, Discovery, Removed
 from exaserve.domain.replica import ReplicaSpec
@@ -49,10 +48,3 @@ async def following(source: Discovery) -> AsyncIterator[Following]:
     finally:
         await source.close()
         await asyncio.wait_for(task, 30)
-
-
-async def until(condition: Callable[[], object], timeout_s: float = 20.0) -> None:
-    end = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < end
-        await asyncio.sleep(0.005)

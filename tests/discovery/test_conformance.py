@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 import pytest_asyncio
-from tests.discovery.following import following, until
+from tests.discovery.following import following
 from tests.discovery.worlds import WORLDS, World, typed
+from tests.gateway.running import until
 
 from exaserve.discovery import Added, Removed, Updated
 

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 from tests.discovery.certificates import Certificates
 from tests.discovery.fake_consul import FakeConsul
-from tests.discovery.following import following, until
+from tests.discovery.following import following
+from tests.gateway.running import until
 
 from exaserve.discovery import Defaults, SourceError
 from exaserve.discovery import consul as consul_module

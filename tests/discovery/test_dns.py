@@ -12,7 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.discovery.fake_dns import FakeDns
-from tests.discovery.following import following, until
+from tests.discovery.following import following
+from tests.gateway.running import until
 
 from exaserve.discovery.dns import DnsDiscovery, system_nameservers
 from exaserve.discovery.dns_message import AAAA, SRV, A, DnsError, query, read_answer

@@ -13,7 +13,8 @@ import pytest
 import yaml
 from tests.discovery.certificates import Certificates
 from tests.discovery.fake_kubernetes import FakeKubernetes
-from tests.discovery.following import following, until
+from tests.discovery.following import following
+from tests.gateway.running import until
 
 from exaserve.discovery import Removed, SourceError
 from exaserve.discovery import kubernetes as module

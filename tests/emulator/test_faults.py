@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 import httpx
 import pytest
 import pytest_asyncio
+from tests.gateway.running import until
 
 from exaserve.domain.errors import ConfigError
 from exaserve.emulator.faults import Faults, merge
@@ -29,14 +30,6 @@ async def emulator(start: Start) -> Emulator:
 async def client(emulator: Emulator) -> AsyncIterator[httpx.AsyncClient]:
     async with httpx.AsyncClient(base_url=emulator.urls[0], timeout=30.0) as client:
         yield client
-
-
-async def until(condition: Callable[[], object], limit_s: float = 20.0) -> None:
-    """Waits for a condition, checking often."""
-    end = time.monotonic() + limit_s
-    while not condition():
-        assert time.monotonic() < end, "it never became true"
-        await asyncio.sleep(0.005)
 
 
 async def test_slow(emulator: Emulator, client: httpx.AsyncClient, chat: Body) -> None:

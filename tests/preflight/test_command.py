@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.ports import free_port
 from tests.preflight import shapes
 from tests.preflight.test_host import CHRONY, LSCPU
 
@@ -198,9 +199,7 @@ def sshd(tmp_path: Path) -> Iterator[str]:
     keys = tmp_path / "authorized_keys"
     keys.write_text((tmp_path / "user_key.pub").read_text())
     keys.chmod(0o600)
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     config = tmp_path / "sshd_config"
     config.write_text(
         f"Port {port}\nListenAddress 127.0.0.1\nHostKey {tmp_path}/host_key\nAuthorizedKeysFile {keys}\nPidFile none\n"

@@ -6,7 +6,6 @@ import contextlib
 import json
 import os
 import re
-import socket
 import subprocess
 import sys
 import time
@@ -16,6 +15,7 @@ from typing import Any
 
 import httpx
 from tests.e2e.harness import GatewayProcess
+from tests.ports import free_ports
 from tests.real_vllm.server import Unavailable, command, environment, install
 
 __all__ = ["ADAPTER", "HEADERS", "KEY", "LATE_ADAPTER", "MODEL", "NODE", "Live", "live", "sample"]
@@ -101,16 +101,6 @@ def sample(url: str, name: str, label: str = "") -> float:
     return sum(float(value) for labels, value in found if label in labels)
 
 
-def _ports(count: int) -> int:
-    """First of so many neighbouring free ports, below those that the system gives to clients."""
-    for first in range(18_000 + os.getpid() % 1_000 * 4, 32_000, 8):
-        with contextlib.ExitStack() as stack, contextlib.suppress(OSError):
-            for port in range(first, first + count):
-                stack.enter_context(socket.socket()).bind(("127.0.0.1", port))
-            return first
-    raise AssertionError("no free ports")
-
-
 def _cluster(folder: Path, port: int, cache: Path) -> dict[str, Any]:
     return {
         "model": str(folder / "model"),
@@ -155,7 +145,7 @@ def live(folder: Path) -> Iterator[Live]:
     words = [str(python), str(script), *(str(folder / name) for name in ("model", ADAPTER, LATE_ADAPTER))]
     subprocess.run(words, env=environment(), check=True, timeout=120, capture_output=True)
     (folder / "key").write_text(KEY)
-    port = _ports(3)
+    port = free_ports(3, neighbours=True)[0]
     config = folder / "cluster.yaml"
     config.write_text(json.dumps(_cluster(folder, port, python.parent.parent / ".cache")))
     path = f"{program.parent}{os.pathsep}{os.environ.get('PATH', '')}"
