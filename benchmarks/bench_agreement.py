@@ -32,10 +32,10 @@ from benchmarks.live import Conditions, Times, Watch, as_dicts, first_tokens, to
 from benchmarks.machine import description, raise_file_limit
 from exaserve.bench import LoadConfig, LoadResult
 from exaserve.bench.workers import run_load
-from exaserve.cli.addresses import free_base_port
-from exaserve.cli.local import LocalCluster
 from exaserve.cli.up import with_flags
 from exaserve.config import Cluster, load_cluster
+from exaserve.local.addresses import free_base_port
+from exaserve.local.cluster import LocalCluster
 from exaserve.perfmodel.engine import Request
 from exaserve.perfmodel.runs import RunEngine
 from exaserve.simulate.demand import demand

@@ -22,7 +22,7 @@ from benchmarks.machine import description
 from exaserve.bench import A9_MIX, Arrivals, Sessions, make_plan, percentile
 from exaserve.domain.replica import ReplicaId, ReplicaSpec, Report
 from exaserve.domain.request import Outcome, RequestFacts, Usage
-from exaserve.gateway.telling import Outbox
+from exaserve.gateway.peers.replication import Outbox
 from exaserve.observe import GatewayMetrics
 from exaserve.scheduling import POLICIES, Placement, Scheduler, SchedulerConfig, block_hashes
 from exaserve.workload import prompt_text

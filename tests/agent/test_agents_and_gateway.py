@@ -21,13 +21,13 @@ from exaserve.agent.machine import Machine
 from exaserve.agent.meters import Meters
 from exaserve.agent.node import NodeAgent
 from exaserve.agent.plan import plan_node
-from exaserve.cli.null_host import NullHost
 from exaserve.config import AgentSettings, Cluster, GatewaySettings, NodeEntry, Pool
 from exaserve.domain.errors import ConfigError
 from exaserve.domain.replica import ReplicaId
-from exaserve.gateway import agents
 from exaserve.gateway.app import Gateway
+from exaserve.gateway.fleet import agents
 from exaserve.health import HealthConfig
+from exaserve.local.null_host import NullHost
 from exaserve.observe import EventLog, null_log
 
 pytestmark = pytest.mark.may_block

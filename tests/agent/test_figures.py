@@ -19,8 +19,8 @@ from exaserve.agent.node import NodeAgent
 from exaserve.agent.watches import Finding
 from exaserve.cli.status import Snapshot, table
 from exaserve.domain.replica import ReplicaId
-from exaserve.gateway.agents import NodeConnection
-from exaserve.gateway.figures import accelerators
+from exaserve.gateway.fleet.agents import NodeConnection
+from exaserve.gateway.fleet.machine_figures import accelerators
 from exaserve.wire import Card, Figures, WireError, decode, encode
 from exaserve.wire.messages import CARDS_MAX
 

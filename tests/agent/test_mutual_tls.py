@@ -18,7 +18,7 @@ from exaserve.agent.uplink import Uplink
 from exaserve.config import AgentSettings, Cluster, GatewaySettings
 from exaserve.domain.errors import ConfigError
 from exaserve.gateway.app import Gateway
-from exaserve.gateway.inside import agents_of
+from exaserve.gateway.fleet.agent_port import agents_of
 from exaserve.observe import EventLog
 from exaserve.wire import Picture, Result, encode, encode_batch
 from exaserve.wire.tls import mutual_tls

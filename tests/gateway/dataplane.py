@@ -11,9 +11,9 @@ import msgspec
 from exaserve.config.settings import ClientLimits, GatewaySettings, RetrySettings, Timeouts
 from exaserve.domain.replica import ReplicaId, ReplicaSpec
 from exaserve.gateway import core as core_module
-from exaserve.gateway.client import ClientConnection
 from exaserve.gateway.core import Core
-from exaserve.gateway.upstream import UpstreamConnection
+from exaserve.gateway.http.client import ClientConnection
+from exaserve.gateway.http.upstream import UpstreamConnection
 from exaserve.health import FailureKind
 from exaserve.observe.metrics import GatewayMetrics
 from exaserve.scheduling import Admission, AdmissionConfig, Scheduler, SchedulerConfig

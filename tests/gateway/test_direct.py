@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import uvloop
 
-from exaserve.gateway.direct import DirectWriter
+from exaserve.gateway.http.socket_write import DirectWriter
 
 LOOPS = {"asyncio": asyncio.new_event_loop, "uvloop": uvloop.new_event_loop}
 

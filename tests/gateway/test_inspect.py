@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 from exaserve.config.settings import RetrySettings
 from exaserve.domain.errors import InvalidBody, MethodNotAllowed, RouteNotFound
 from exaserve.domain.request import RequestFacts, Usage
-from exaserve.gateway.inspect import inspect
-from exaserve.gateway.parse import Request
+from exaserve.gateway.http.inspect import inspect
+from exaserve.gateway.http.parse import Request
+from exaserve.gateway.http.routes import Dialect, Kind, resolve
+from exaserve.gateway.http.usage import find_usage
 from exaserve.gateway.retry import RetryBudget
-from exaserve.gateway.routes import Dialect, Kind, resolve
-from exaserve.gateway.usage import find_usage
 
 
 class Learned:

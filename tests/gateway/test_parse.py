@@ -9,7 +9,7 @@ from tests.gateway.dataplane import body, post
 
 from exaserve.config.settings import ClientLimits
 from exaserve.domain.errors import ReceivingTooMuch
-from exaserve.gateway.parse import IDLE, Receiving, Request, RequestReader
+from exaserve.gateway.http.parse import IDLE, Receiving, Request, RequestReader
 
 LIMITS = ClientLimits(header_bytes_max=2048, header_count_max=20, body_bytes_max=10_000)
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from exaserve.gateway.peer_frames import (
+from exaserve.gateway.peers.frames import (
     Auth,
     Define,
     Done,

@@ -11,9 +11,9 @@ from tests.gateway.running import until
 from tests.gateway.test_peering import Node, nodes
 from tests.ports import free_ports
 
-from exaserve.gateway import peering
-from exaserve.gateway.peer_frames import Echo, FrameError, FrameReader, Want, write_echo, write_want
-from exaserve.gateway.peer_lag import Lag
+from exaserve.gateway.peers import peering
+from exaserve.gateway.peers.frames import Echo, FrameError, FrameReader, Want, write_echo, write_want
+from exaserve.gateway.peers.lag import Lag
 
 pytestmark = pytest.mark.may_block
 MAX_S = 0.05

@@ -24,11 +24,13 @@ from exaserve.domain.replica import ReplicaId, ReplicaSpec
 from exaserve.domain.request import Outcome, RequestFacts
 from exaserve.emulator.config import EmulatorConfig
 from exaserve.emulator.server import Emulator
-from exaserve.gateway import peer_link, peering, telling
-from exaserve.gateway.peer_frames import FrameReader, Hello, Placed, write_hello
-from exaserve.gateway.peer_lag import Lag, Offset
-from exaserve.gateway.peering import HANDSHAKE_S, HEARTBEAT_S, SILENCE_MAX_S, TICK_S, Peering
-from exaserve.gateway.telling import Outbox, TellingScheduler
+from exaserve.gateway.peers import link as peer_link
+from exaserve.gateway.peers import peering
+from exaserve.gateway.peers import replication as telling
+from exaserve.gateway.peers.frames import FrameReader, Hello, Placed, write_hello
+from exaserve.gateway.peers.lag import Lag, Offset
+from exaserve.gateway.peers.peering import HANDSHAKE_S, HEARTBEAT_S, SILENCE_MAX_S, TICK_S, Peering
+from exaserve.gateway.peers.replication import Outbox, TellingScheduler
 from exaserve.observe import EventLog, null_log
 from exaserve.scheduling import Placement, Scheduler, SchedulerConfig
 

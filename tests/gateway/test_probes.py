@@ -14,7 +14,7 @@ from tests.gateway.fake_engine import FakeEngine
 from tests.gateway.running import until
 
 from exaserve.domain.replica import ReplicaId, ReplicaSpec
-from exaserve.gateway.probes import Probes
+from exaserve.gateway.fleet.probes import Probes
 from exaserve.health import HealthBook, HealthConfig
 from exaserve.observe import null_log
 from exaserve.scheduling import Scheduler, SchedulerConfig

@@ -19,8 +19,8 @@ from exaserve.config import Cluster, GatewaySettings, Pool, TelemetrySettings
 from exaserve.config.sources import ConsulSettings, DiscoverySettings, FileSettings
 from exaserve.discovery import consul as consul_module
 from exaserve.domain.replica import ReplicaId
-from exaserve.gateway import probes, registries
-from exaserve.gateway.registries import watch_file
+from exaserve.gateway.fleet import probes, registries
+from exaserve.gateway.fleet.registries import watch_file
 from exaserve.health import HealthConfig
 
 pytestmark = pytest.mark.may_block

@@ -24,7 +24,7 @@ from tests.gateway.dataplane import (
 )
 
 from exaserve.domain.request import Outcome, Usage
-from exaserve.gateway.upstream import UpstreamConnection
+from exaserve.gateway.http.upstream import UpstreamConnection
 from exaserve.health import FailureKind
 from exaserve.scheduling import AdmissionConfig, Placement
 

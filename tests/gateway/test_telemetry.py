@@ -15,7 +15,7 @@ from tests.gateway.fake_engine import FakeEngine
 
 from exaserve.config import TelemetrySettings
 from exaserve.domain.replica import ReplicaId, ReplicaSpec
-from exaserve.gateway.telemetry import Telemetry
+from exaserve.gateway.fleet.telemetry import Telemetry
 from exaserve.health import HealthBook, HealthConfig
 from exaserve.observe import EventLog
 from exaserve.scheduling import Scheduler, SchedulerConfig

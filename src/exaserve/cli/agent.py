@@ -227,8 +227,8 @@ def _plans(cluster: Cluster, nodes: Iterable[NodeEntry]) -> dict[str, tuple[Unit
     """What each of these nodes has to run, by the node's name."""
     from exaserve.agent.machine import allowed_cpus, read_machine
     from exaserve.agent.plan import plan_node
-    from exaserve.cli.commands import emulated_argv
     from exaserve.config import state_folder
+    from exaserve.local.commands import emulated_argv
 
     machine = read_machine(allowed=allowed_cpus())
     folder = Path(cluster.agents.state_dir) if cluster.agents.state_dir else state_folder()
@@ -255,7 +255,7 @@ def build(cluster: Cluster, nodes: tuple[NodeEntry, ...], log: EventLog) -> tupl
     from exaserve.agent.host import ProcessHost
     from exaserve.agent.meters import Meters
     from exaserve.agent.node import NodeAgent
-    from exaserve.cli.null_host import MixedHost, NullHost
+    from exaserve.local.null_host import MixedHost, NullHost
     from exaserve.wire.tls import mutual_tls
 
     settings = cluster.agents

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 
     from exaserve.bench import Plan
     from exaserve.cli.demo_report import PolicyRun
-    from exaserve.cli.local import LocalCluster
     from exaserve.config import Cluster
+    from exaserve.local.cluster import LocalCluster
 
 __all__ = ["Parameters", "demo"]
 
@@ -148,10 +148,10 @@ async def _compare(
     cluster: Cluster, parameters: Parameters, console: Console, hurry: list[Callable[[], None]]
 ) -> list[PolicyRun]:
     from exaserve.bench import Arrivals, make_plan
-    from exaserve.cli.addresses import free_base_port
     from exaserve.cli.demo_load import MIX
-    from exaserve.cli.local import LocalCluster
     from exaserve.cli.running import StartView
+    from exaserve.local.addresses import free_base_port
+    from exaserve.local.cluster import LocalCluster
 
     plan = make_plan(MIX, Arrivals(parameters.rate_per_s, parameters.seconds), parameters.seed)
     console.print(

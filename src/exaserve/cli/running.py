@@ -12,7 +12,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from exaserve.cli.local import Step
+from exaserve.local.cluster import Step
 
 __all__ = ["StartView", "run_until_signal"]
 

@@ -18,7 +18,7 @@ from exaserve.config import Cluster, load_cluster, parse_cluster, read_environme
 from exaserve.domain.errors import ConfigError
 
 if TYPE_CHECKING:
-    from exaserve.cli.local import LocalCluster
+    from exaserve.local.cluster import LocalCluster
 
 __all__ = ["built_in_cluster", "find_cluster", "up", "with_agents", "with_flags"]
 
@@ -83,8 +83,8 @@ def find_cluster(file: Path | None) -> tuple[Cluster, str | None]:
 
 
 async def _serve(cluster: Cluster, path: str | None, hurry: list[Callable[[], None]], *, verbose: bool) -> None:
-    from exaserve.cli.local import LocalCluster
     from exaserve.cli.running import StartView
+    from exaserve.local.cluster import LocalCluster
 
     console = Console(stderr=True)
 

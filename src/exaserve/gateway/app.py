@@ -17,16 +17,16 @@ import msgspec
 from exaserve.config import ClientLimits, Cluster, GatewaySettings, diff, read_environment
 from exaserve.domain.errors import ConfigError
 from exaserve.domain.replica import ReplicaId, ReplicaSpec
-from exaserve.gateway.admin import AdminServer
-from exaserve.gateway.agents import AgentServer
+from exaserve.gateway.admin.api import AdminServer
 from exaserve.gateway.core import Core, tune_gc
-from exaserve.gateway.gauges import ReplicaGauges
-from exaserve.gateway.inside import agents_of
-from exaserve.gateway.peering import Peering
-from exaserve.gateway.probes import Probes
-from exaserve.gateway.registries import Registries, sources_of, watch_file
-from exaserve.gateway.telemetry import Telemetry
-from exaserve.gateway.telling import Outbox, TellingScheduler
+from exaserve.gateway.fleet.agent_port import agents_of
+from exaserve.gateway.fleet.agents import AgentServer
+from exaserve.gateway.fleet.gauges import ReplicaGauges
+from exaserve.gateway.fleet.probes import Probes
+from exaserve.gateway.fleet.registries import Registries, sources_of, watch_file
+from exaserve.gateway.fleet.telemetry import Telemetry
+from exaserve.gateway.peers.peering import Peering
+from exaserve.gateway.peers.replication import Outbox, TellingScheduler
 from exaserve.health import HealthBook
 from exaserve.observe import EventLog, GatewayMetrics
 from exaserve.scheduling import Admission, Scheduler

@@ -21,15 +21,15 @@ from exaserve.config.settings import GatewaySettings
 from exaserve.domain.errors import ModelNotFound
 from exaserve.domain.replica import ReplicaId
 from exaserve.domain.request import Outcome, RequestFacts, Usage
-from exaserve.gateway.answers import Cors, answer, error_answer, json_answer, models_body, preflight
-from exaserve.gateway.client import ClientConnection
-from exaserve.gateway.exchange import Exchange
-from exaserve.gateway.heads import Heads
-from exaserve.gateway.inspect import inspect
-from exaserve.gateway.parse import Receiving, Request
-from exaserve.gateway.pool import UpstreamPool
+from exaserve.gateway.http.client import ClientConnection
+from exaserve.gateway.http.exchange import Exchange
+from exaserve.gateway.http.inspect import inspect
+from exaserve.gateway.http.local_answers import Cors, answer, error_answer, json_answer, models_body, preflight
+from exaserve.gateway.http.message_head import Heads
+from exaserve.gateway.http.parse import Receiving, Request
+from exaserve.gateway.http.pool import UpstreamPool
+from exaserve.gateway.http.routes import Kind, Route
 from exaserve.gateway.retry import RetryBudget
-from exaserve.gateway.routes import Kind, Route
 from exaserve.health import FailureKind
 from exaserve.scheduling import Admission, Scheduler
 

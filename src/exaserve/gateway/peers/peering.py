@@ -24,9 +24,9 @@ from typing import Any
 
 from exaserve.config import GatewaySettings, is_loopback, split_address
 from exaserve.domain.errors import ConfigError
-from exaserve.gateway.peer_frames import FrameError, write_time
-from exaserve.gateway.peer_link import Link
-from exaserve.gateway.telling import Outbox
+from exaserve.gateway.peers.frames import FrameError, write_time
+from exaserve.gateway.peers.link import Link
+from exaserve.gateway.peers.replication import Outbox
 from exaserve.observe import EventLog, Family, labels
 from exaserve.scheduling import Scheduler
 

@@ -17,11 +17,11 @@ from urllib.parse import urlsplit
 from httptools import HttpParserError, HttpParserUpgrade, HttpResponseParser
 
 from exaserve.domain.errors import ConnectFailed, ConnectionLost, InvalidResponse, ReplicaError
-from exaserve.gateway.answers import chunk, status_line
-from exaserve.gateway.direct import DirectWriter
-from exaserve.gateway.heads import Heads, header, skeleton
-from exaserve.gateway.reply import CODING_HEADER, LENGTH_HEADER, ChunkDecoder, kind_of, read_head
-from exaserve.gateway.usage import TAIL_BYTES
+from exaserve.gateway.http.local_answers import chunk, status_line
+from exaserve.gateway.http.message_head import Heads, header, skeleton
+from exaserve.gateway.http.socket_write import DirectWriter
+from exaserve.gateway.http.upstream_head import CODING_HEADER, LENGTH_HEADER, ChunkDecoder, kind_of, read_head
+from exaserve.gateway.http.usage import TAIL_BYTES
 
 __all__ = ["Endpoint", "Relay", "UpstreamConnection"]
 

@@ -16,7 +16,7 @@ from httptools import HttpParserError, HttpParserUpgrade, HttpRequestParser
 
 from exaserve.config.settings import ClientLimits
 from exaserve.domain.errors import BadFraming, BodyTooLarge, ExaServeError, HeadersTooLarge, ReceivingTooMuch
-from exaserve.gateway.heads import Heads, cutter, skeleton
+from exaserve.gateway.http.message_head import Heads, cutter, skeleton
 
 __all__ = ["BODY", "HEAD", "IDLE", "Receiving", "Request", "RequestReader", "connection_options"]
 

@@ -11,8 +11,8 @@ from httptools import HttpResponseParser
 
 from exaserve.config.settings import Timeouts
 from exaserve.domain.errors import ConnectFailed
-from exaserve.gateway.heads import Heads
-from exaserve.gateway.upstream import Endpoint, UpstreamConnection
+from exaserve.gateway.http.message_head import Heads
+from exaserve.gateway.http.upstream import Endpoint, UpstreamConnection
 
 __all__ = ["Connecting", "UpstreamPool"]
 

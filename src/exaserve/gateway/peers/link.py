@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Protocol, cast
 
 from exaserve.domain.replica import ReplicaId
-from exaserve.gateway.peer_frames import (
+from exaserve.gateway.peers.frames import (
     DECODING,
     STREAM,
     Auth,
@@ -33,8 +33,8 @@ from exaserve.gateway.peer_frames import (
     write_time,
     write_want,
 )
-from exaserve.gateway.peer_lag import Lag
-from exaserve.gateway.telling import Outbox
+from exaserve.gateway.peers.lag import Lag
+from exaserve.gateway.peers.replication import Outbox
 from exaserve.scheduling import Scheduler
 
 __all__ = ["BUFFER_BYTES_MAX", "Link", "Owner"]
@@ -45,7 +45,7 @@ _CLOSED = "the peer closed the connection"
 
 
 class Owner(Protocol):
-    """What a link needs of :class:`exaserve.gateway.peering.Peering`."""
+    """What a link needs of :class:`exaserve.gateway.peers.peering.Peering`."""
 
     name: str
     instance: bytes

@@ -7,12 +7,12 @@ from math import inf
 from typing import TYPE_CHECKING, cast
 
 from exaserve.domain.errors import ClientError, ExaServeError, SlowClient
-from exaserve.gateway.answers import CONTINUE, error_answer
-from exaserve.gateway.direct import DirectWriter
-from exaserve.gateway.exchange import Exchange
-from exaserve.gateway.inspect import inspect
-from exaserve.gateway.parse import HEAD, IDLE, Request, RequestReader
-from exaserve.gateway.routes import Dialect, Kind, resolve
+from exaserve.gateway.http.exchange import Exchange
+from exaserve.gateway.http.inspect import inspect
+from exaserve.gateway.http.local_answers import CONTINUE, error_answer
+from exaserve.gateway.http.parse import HEAD, IDLE, Request, RequestReader
+from exaserve.gateway.http.routes import Dialect, Kind, resolve
+from exaserve.gateway.http.socket_write import DirectWriter
 
 if TYPE_CHECKING:
     from exaserve.gateway.core import Core

@@ -22,7 +22,7 @@ from exaserve.discovery.http import Tls
 from exaserve.discovery.kubeconfig import ApiAccess, in_cluster, read_kubeconfig
 from exaserve.discovery.kubernetes import KubernetesDiscovery
 from exaserve.domain.replica import ReplicaId, ReplicaSpec
-from exaserve.gateway.agents import Members
+from exaserve.gateway.fleet.agents import Members
 from exaserve.observe import EventLog, Family, labels
 from exaserve.scheduling import Scheduler
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from httptools import HttpResponseParser
 
-from exaserve.gateway.heads import cutter
+from exaserve.gateway.http.message_head import cutter
 
 __all__ = ["CODING_HEADER", "LENGTH_HEADER", "ChunkDecoder", "kind_of", "read_head"]
 

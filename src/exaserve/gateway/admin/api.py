@@ -44,13 +44,13 @@ from exaserve.config.show import effective
 from exaserve.domain.errors import ConfigError
 from exaserve.domain.replica import ReplicaId
 from exaserve.domain.request import RequestFacts
-from exaserve.gateway.agents import AgentServer
+from exaserve.gateway.admin.nodes import Nodes
 from exaserve.gateway.core import Core
-from exaserve.gateway.gauges import entropy_terms
-from exaserve.gateway.nodes import Nodes
-from exaserve.gateway.peering import Peering
-from exaserve.gateway.registries import Registries
-from exaserve.gateway.telemetry import Telemetry
+from exaserve.gateway.fleet.agents import AgentServer
+from exaserve.gateway.fleet.gauges import entropy_terms
+from exaserve.gateway.fleet.registries import Registries
+from exaserve.gateway.fleet.telemetry import Telemetry
+from exaserve.gateway.peers.peering import Peering
 from exaserve.health import HealthBook
 from exaserve.observe import EventLog, GatewayMetrics
 from exaserve.scheduling import Admission, ReplicaState, Scheduler, block_hashes

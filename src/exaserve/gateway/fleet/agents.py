@@ -16,9 +16,9 @@ from typing import Protocol, cast
 from exaserve.config.settings import AgentSettings
 from exaserve.domain.errors import ExaServeError
 from exaserve.domain.replica import ReplicaId, ReplicaSpec
-from exaserve.gateway import figures
-from exaserve.gateway.roster import Row, merged
-from exaserve.gateway.telemetry import Telemetry
+from exaserve.gateway.fleet import machine_figures as figures
+from exaserve.gateway.fleet.roster import Row, merged
+from exaserve.gateway.fleet.telemetry import Telemetry
 from exaserve.health import HealthBook
 from exaserve.observe import EventLog, Family, labels
 from exaserve.scheduling import Scheduler

@@ -13,7 +13,7 @@ from random import Random
 
 from exaserve.domain.replica import ReplicaId
 from exaserve.domain.request import Outcome, RequestFacts, Usage
-from exaserve.gateway.peer_frames import (
+from exaserve.gateway.peers.frames import (
     AGE_MAX_S,
     DECODING,
     STREAM,

@@ -38,18 +38,18 @@ from exaserve.domain.errors import (
 )
 from exaserve.domain.replica import ReplicaId
 from exaserve.domain.request import Outcome, RequestFacts
-from exaserve.gateway.answers import chunk, error_answer, error_event
-from exaserve.gateway.heads import header
-from exaserve.gateway.parse import Request
-from exaserve.gateway.routes import Route
-from exaserve.gateway.upstream import Endpoint, UpstreamConnection
-from exaserve.gateway.usage import find_usage
+from exaserve.gateway.http.local_answers import chunk, error_answer, error_event
+from exaserve.gateway.http.message_head import header
+from exaserve.gateway.http.parse import Request
+from exaserve.gateway.http.routes import Route
+from exaserve.gateway.http.upstream import Endpoint, UpstreamConnection
+from exaserve.gateway.http.usage import find_usage
 from exaserve.health import FailureKind
 from exaserve.scheduling import Placement, Refusal, RefusalReason, Ticket
 
 if TYPE_CHECKING:
-    from exaserve.gateway.client import ClientConnection
     from exaserve.gateway.core import Core
+    from exaserve.gateway.http.client import ClientConnection
 
 __all__ = ["Exchange"]
 

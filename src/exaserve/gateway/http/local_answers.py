@@ -8,9 +8,9 @@ from http import HTTPStatus
 from typing import Any
 
 from exaserve.domain.errors import ExaServeError, MethodNotAllowed
-from exaserve.gateway.heads import header
-from exaserve.gateway.parse import Request
-from exaserve.gateway.routes import Dialect
+from exaserve.gateway.http.message_head import header
+from exaserve.gateway.http.parse import Request
+from exaserve.gateway.http.routes import Dialect
 
 __all__ = [
     "CONTINUE",

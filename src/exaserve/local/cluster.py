@@ -20,11 +20,11 @@ from typing import Self
 import httpx
 
 from exaserve.agent.processes import Child, stop_all
-from exaserve.cli.addresses import check_addresses, shown_url
-from exaserve.cli.commands import EXASERVE, process_commands
 from exaserve.config import Cluster, read_secret, to_yaml
 from exaserve.domain.errors import ConfigError, ExaServeError
 from exaserve.domain.replica import ReplicaSpec
+from exaserve.local.addresses import check_addresses, shown_url
+from exaserve.local.commands import EXASERVE, process_commands
 
 __all__ = ["LocalCluster", "StartFailed", "Step"]
 

@@ -9,9 +9,9 @@ from typing import Protocol
 from exaserve.config import AgentSettings, Cluster, is_loopback
 from exaserve.domain.errors import ConfigError
 from exaserve.domain.replica import ReplicaId, ReplicaSpec
-from exaserve.gateway.agents import AgentServer
 from exaserve.gateway.core import Core
-from exaserve.gateway.telemetry import Telemetry
+from exaserve.gateway.fleet.agents import AgentServer
+from exaserve.gateway.fleet.telemetry import Telemetry
 from exaserve.health import HealthBook
 from exaserve.observe import EventLog
 from exaserve.scheduling import Scheduler

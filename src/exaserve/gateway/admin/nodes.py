@@ -18,7 +18,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from exaserve.domain.errors import ExaServeError
-from exaserve.gateway.agents import AgentServer
+from exaserve.gateway.fleet.agents import AgentServer
 from exaserve.observe import EventLog
 from exaserve.wire.messages import VERBS
 

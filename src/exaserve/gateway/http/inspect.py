@@ -15,10 +15,10 @@ import msgspec
 
 from exaserve.domain.errors import InvalidBody
 from exaserve.domain.request import RequestFacts
-from exaserve.gateway.body import ABSENT, Body, decode
-from exaserve.gateway.heads import header
-from exaserve.gateway.parse import Request
-from exaserve.gateway.routes import Kind, Route
+from exaserve.gateway.http.body import ABSENT, Body, decode
+from exaserve.gateway.http.message_head import header
+from exaserve.gateway.http.parse import Request
+from exaserve.gateway.http.routes import Kind, Route
 from exaserve.scheduling import block_hashes
 
 __all__ = ["Estimator", "inspect"]

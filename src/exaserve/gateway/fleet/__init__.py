@@ -1,0 +1,1 @@
+"""What the gateway learns of its replicas: telemetry, probes, registries, agents."""

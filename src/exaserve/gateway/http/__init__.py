@@ -1,0 +1,1 @@
+"""The data plane's protocol: clients' requests in, replicas' answers out, and the connections to both."""

@@ -1,0 +1,1 @@
+"""Gateways that share replicas: what they tell each other, and how."""
