@@ -47,7 +47,8 @@ format: $(VENV)/.dev ## rewrite the sources in the house format
 
 test-compiled: $(VENV)/.dev $(VENV)/compiled/.done ## tests of the request path, compiled
 	@PYTHONPATH=$(CURDIR)/$(VENV)/compiled $(BIN)/python -m pytest -n $(PYTEST_WORKERS) --dist loadgroup $(PYTEST_ARGS) \
-		tests/gateway tests/scheduling tests/perfmodel tests/simulate tests/e2e/test_clients.py
+		tests/house/test_compiled.py tests/gateway tests/health tests/scheduling tests/perfmodel tests/simulate tests/observe \
+		tests/e2e/test_clients.py
 
 bench-gateway: $(VENV)/.dev $(VENV)/compiled/.done ## gateway against HAProxy and vllm-router on the same core
 	@PYTHONPATH=$(CURDIR)/$(VENV)/compiled $(BIN)/python -m benchmarks.bench_gateway

@@ -20,64 +20,9 @@ from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 TOOLS = ["mypy[mypyc]>=1.13", "setuptools>=65"]
 
-COMPILED = (
-    "domain/request.py",
-    "health/anomaly.py",
-    "health/book.py",
-    "health/breaker.py",
-    "health/probe.py",
-    "perfmodel/batch.py",
-    "perfmodel/blocks.py",
-    "perfmodel/engine.py",
-    "perfmodel/runs.py",
-    "perfmodel/sequence.py",
-    "perfmodel/step.py",
-    "scheduling/admission.py",
-    "scheduling/entropy.py",
-    "scheduling/filters.py",
-    "scheduling/idle.py",
-    "scheduling/learning.py",
-    "scheduling/ledger.py",
-    "scheduling/peers.py",
-    "scheduling/placement.py",
-    "scheduling/policies/base.py",
-    "scheduling/policies/consistent_hash.py",
-    "scheduling/policies/entropy.py",
-    "scheduling/policies/least.py",
-    "scheduling/policies/literal.py",
-    "scheduling/policies/power_of_two.py",
-    "scheduling/policies/random_choice.py",
-    "scheduling/policies/round_robin.py",
-    "scheduling/pool.py",
-    "scheduling/prefix.py",
-    "scheduling/scheduler.py",
-    "simulate/call.py",
-    "simulate/gateway.py",
-    "simulate/oracle.py",
-    "simulate/recorder.py",
-    "simulate/replica.py",
-    "simulate/simulation.py",
-    "simulate/world.py",
-    "observe/exposition.py",
-    "observe/metrics.py",
-    "gateway/http/local_answers.py",
-    "gateway/http/client.py",
-    "gateway/core.py",
-    "gateway/http/socket_write.py",
-    "gateway/http/exchange.py",
-    "gateway/http/message_head.py",
-    "gateway/http/inspect.py",
-    "gateway/http/parse.py",
-    "gateway/http/pool.py",
-    "gateway/http/upstream_head.py",
-    "gateway/retry.py",
-    "gateway/http/routes.py",
-    "gateway/peers/replication.py",
-    "gateway/http/upstream.py",
-    "gateway/http/usage.py",
-)
-"""What a request passes through, in the gateway and in the simulator. Classes that interpreted ones inherit from, or
-that msgspec makes, cannot be among them."""
+MARK = "# compiled\n"
+"""First line of a module that is compiled: what a request passes through, in the gateway and in the simulator. Classes
+that interpreted ones inherit from, or that msgspec makes, cannot be in such a module."""
 
 _BUILD = """\
 import sys
@@ -130,16 +75,22 @@ class CustomBuildHook(BuildHookInterface):  # type: ignore[type-arg]
         """Folder with the extension modules; made anew only when a source, this file or Python has changed."""
         root = Path(self.root)
         source = root / "src" / "exaserve"
+        marked = [path for path in sorted(source.rglob("*.py")) if path.read_text("utf-8").startswith(MARK)]
         digest = hashlib.sha256(f"{sys.version} {sysconfig.get_platform()}".encode())
-        for path in (*sorted(source.rglob("*.py")), Path(__file__)):
-            if path.name == "hatch_build.py" or str(path.relative_to(source)) in COMPILED:
-                digest.update(path.read_bytes())
+        for path in (*marked, Path(__file__)):
+            digest.update(path.read_bytes())
         where = root / "build" / "mypyc" / digest.hexdigest()[:16]
         if not (where / "done").exists():
             shutil.rmtree(where, ignore_errors=True)
             where.mkdir(parents=True)
             self.app.display_info("compiling the request path, about a minute")
-            command = [sys.executable, "-c", _BUILD, str(where), *(f"exaserve/{name}" for name in COMPILED)]
+            command = [
+                sys.executable,
+                "-c",
+                _BUILD,
+                str(where),
+                *(str(path.relative_to(root / "src")) for path in marked),
+            ]
             done = subprocess.run(command, cwd=root / "src", capture_output=True, text=True, check=False)
             if done.returncode:
                 raise subprocess.CalledProcessError(

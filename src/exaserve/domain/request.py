@@ -1,3 +1,4 @@
+# compiled
 """What the scheduler needs to know of one request, and what became of it."""
 
 from __future__ import annotations

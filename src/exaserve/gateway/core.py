@@ -1,3 +1,4 @@
+# compiled
 """The data plane's centre: what client connections share, the coarse clock behind every deadline, the end.
 
 One tick each quarter of a second looks at every connection and request instead of a timer for each: at 5,000 streams

@@ -1,3 +1,4 @@
+# compiled
 """The retry budget: retries may be a share of requests, so that a broken cluster is not hit harder. Pure."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# compiled
 """Replicas whose score looks too good to be true."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# compiled
 """One entry per replica: observations in, availability out."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# compiled
 """Failures in a row, and failures as a share of the last seconds, in bounded space."""
 
 from __future__ import annotations

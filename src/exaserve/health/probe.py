@@ -1,3 +1,4 @@
+# compiled
 """What one probe's result means."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# compiled
 """Prometheus text exposition 0.0.4, written directly.
 
 A gateway's scrape runs on the loop that relays tokens. Through prometheus_client's metric objects a sample costs about

@@ -1,3 +1,4 @@
+# compiled
 """The gateway's own metrics. On the request path only plain ints and lists change; text is made when someone scrapes.
 
 Cardinality is bounded: per-replica series carry counters only, histograms are per model, and above ``series_max``

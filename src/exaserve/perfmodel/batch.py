@@ -1,3 +1,4 @@
+# compiled
 """The batch of an engine: who decodes and who is being computed, what KV each holds, and when it needs more. PURE.
 
 All decoding sequences advance together with one counter (``_tick``); they stand in the order of their last ticks, and a

@@ -1,3 +1,4 @@
+# compiled
 """KV blocks of one engine: counts, a prefix cache of hash-chained full blocks, and LRU eviction.
 
 Every block is in exactly one of four states::

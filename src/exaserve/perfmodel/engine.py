@@ -1,3 +1,4 @@
+# compiled
 """A continuous-batching engine in virtual time, after vLLM's V1 scheduler. PURE: nothing sleeps or reads a clock.
 
 One step runs a batch: every decoding sequence gets one token, and what is left of the token budget goes to prompts,

@@ -1,3 +1,4 @@
+# compiled
 """The engine model for callers that do not look at single tokens: a run of pure decode steps is one event.
 
 ::

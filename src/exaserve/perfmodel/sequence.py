@@ -1,3 +1,4 @@
+# compiled
 """One request inside the engine model: what was asked, and where it stands."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# compiled
 """What one step of continuous batching takes: the formula that profiles and engines share. PURE."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# compiled
 """Admission: the bounded queue of requests that no replica may take yet.
 
 Order: larger priority first; within a priority, tenants take turns (fairness), each tenant's own requests in order of

@@ -1,3 +1,4 @@
+# compiled
 """Entropy: predicted seconds of work a replica has before it can serve a request, and that the request adds (A1).
 
 ``entropy = (prefill + stall + decode + network) x penalty + memory + failures + away`` with

@@ -1,3 +1,4 @@
+# compiled
 """Which replicas may take a request (A3, A5, E2), apart from being eligible at all. Pure functions of their state."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# compiled
 """Replicas without work ahead of a new request, ready to be drawn from ("join the idle queue").
 
 A random sample of a large pool finds the few idle replicas of a busy hour only by luck, and then a short request waits

@@ -1,3 +1,4 @@
+# compiled
 """What the gateway learns of a model from answers' ``usage``: bytes per token, answer length, whether caching works."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# compiled
 """One replica as this gateway knows it: what was placed there, what it reported, and what it has learned of its speed.
 
 The ledger is charged in the same call as the choice and credited once, at release. Between two reports it is the only

@@ -1,3 +1,4 @@
+# compiled
 """What gateways know of each other's placements (X2).
 
 Gateways share nothing but discovery, yet each places work on the same replicas. Reports show the others' work late:

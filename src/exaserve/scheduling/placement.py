@@ -1,3 +1,4 @@
+# compiled
 """Decisions as values: a placement, a refusal, an explanation. Someone else carries them out."""
 
 from __future__ import annotations

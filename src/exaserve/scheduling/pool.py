@@ -1,3 +1,4 @@
+# compiled
 """The replicas that can answer for one model, with the consistent-hashing ring over them."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# compiled
 """Approximate prefix index: which replicas have probably cached the beginning of a prompt (X1).
 
 The engines cache KV by block, each block's key chained to the one before, so two prompts share exactly their common

@@ -1,3 +1,4 @@
+# compiled
 """The scheduler: filter → cost → pick → charge. Pure: time and chance are arguments, and it performs no I/O.
 
 It owns the replicas' states and the pools by model. The gateway and the simulator drive the same object.

@@ -1,3 +1,4 @@
+# compiled
 """One client's request on its way through the cluster."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# compiled
 """A simulated gateway: the real scheduler, admission queue and health book, driven as the live gateway drives them.
 
 What the live one does by sockets and timers is done here by events of the world: placing, queueing, retrying before

@@ -1,3 +1,4 @@
+# compiled
 """The limit that policies are compared with: perfect, instantaneous knowledge of every engine, in one place."""
 
 from __future__ import annotations

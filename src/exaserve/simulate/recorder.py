@@ -1,3 +1,4 @@
+# compiled
 """What became of each request, in columns: a million of them take some fifty megabytes."""
 
 from __future__ import annotations

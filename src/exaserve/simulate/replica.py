@@ -1,3 +1,4 @@
+# compiled
 """A simulated replica: the engine model in virtual time, and what can be wrong with it."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# compiled
 """One run: a cluster, a demand and a policy in, statistics out."""
 
 from __future__ import annotations

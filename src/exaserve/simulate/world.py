@@ -1,3 +1,4 @@
+# compiled
 """The event loop: a calendar of ``(instant, order, function, a, b)`` in virtual time, and what all parts share.
 
 Events stand in days of a fraction of a millisecond; a day is sorted when it comes, and only the days' numbers are in a

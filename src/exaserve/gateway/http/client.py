@@ -1,3 +1,4 @@
+# compiled
 """A client's connection: requests in, answers out, in order, with every wait bounded."""
 
 from __future__ import annotations

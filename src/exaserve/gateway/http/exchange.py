@@ -1,3 +1,4 @@
+# compiled
 """One proxied request, from its placement to the release of what it held.
 
 ::

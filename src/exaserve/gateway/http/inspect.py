@@ -1,3 +1,4 @@
+# compiled
 """What the scheduler must know of a request, found in one pass over its body. No I/O, and the body is never changed.
 
 JSON bodies are decoded into a struct that names a dozen fields; everything else is skipped without building objects.

@@ -1,3 +1,4 @@
+# compiled
 """Bytes that the gateway says itself: answers, errors in the client's dialect, CORS, broken streams' ends. Pure."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# compiled
 """Heads of messages as bytes: taken apart in one call, with what is not the gateway's business left as it came.
 
 Most messages arrive whole in one receive. For those a regular expression cuts the few header lines that the gateway

@@ -1,3 +1,4 @@
+# compiled
 """Client requests off the wire: HTTP/1.1 framing, strict, without I/O.
 
 llhttp (through httptools) does the lexing and refuses bare LF, obs-fold, space before a colon, control characters, both

@@ -1,3 +1,4 @@
+# compiled
 """Keep-alive connections to replicas: taken last in, first out; closed when idle; opened on demand."""
 
 from __future__ import annotations

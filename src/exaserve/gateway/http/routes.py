@@ -1,3 +1,4 @@
+# compiled
 """Which request targets exist, what they mean, and what must not pass."""
 
 from __future__ import annotations

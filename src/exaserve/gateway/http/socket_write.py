@@ -1,3 +1,4 @@
+# compiled
 """Writing to a socket without the event loop's detour.
 
 uvloop queues what is written and sends it once the turn's reads are over, with a handle that is started and stopped for

@@ -1,3 +1,4 @@
+# compiled
 """Connections to replicas: a keep-alive pool per replica, and the protocol that relays one answer at a time.
 
 The body of an answer is relayed as it came, chunk framing included: one receive is one send. The parser follows the

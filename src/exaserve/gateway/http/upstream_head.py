@@ -1,3 +1,4 @@
+# compiled
 """What a replica's answer says: headers the gateway handles itself, heads of the usual kind, chunks. Pure."""
 
 from __future__ import annotations

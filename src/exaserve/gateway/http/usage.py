@@ -1,3 +1,4 @@
+# compiled
 """Token counts from the end of an answer, without parsing the answer. Pure."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# compiled
 """A scheduler that tells other gateways what it does, and the list of what is to be told.
 
 Placing, a first token and the end of a placement each append one short byte string to a list; once per turn of the

@@ -1,3 +1,4 @@
+# compiled
 """What a policy is: given the replicas that may take a request in principle, pick one. It decides and changes nothing
 but its own turn; the scheduler charges the ledger."""
 

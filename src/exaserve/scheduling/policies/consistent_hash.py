@@ -1,3 +1,4 @@
+# compiled
 """Session affinity: consistent hashing with bounded load, and its hybrid with power of two (E1).
 
 A session's requests go to its home on the ring, so that the conversation's KV is there. A home that already carries

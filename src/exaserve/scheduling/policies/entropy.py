@@ -1,3 +1,4 @@
+# compiled
 """The default policy: least entropy, priced by :mod:`exaserve.scheduling.entropy` and inlined here for speed.
 
 Few replicas are all priced. Of many a sample is: some that are idle, some drawn from all ("power of d choices with

@@ -1,3 +1,4 @@
+# compiled
 """Least loaded by one number: connections, weighted connections, or outstanding tokens. Ties take turns.
 
 Many replicas are sampled, not compared one by one.

@@ -1,3 +1,4 @@
+# compiled
 """The text's own recipe (A1): the lowest score of the last report, nothing added for what was placed since.
 
 Kept to compare with: everything that arrives within one report interval goes to one replica.

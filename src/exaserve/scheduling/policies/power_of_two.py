@@ -1,3 +1,4 @@
+# compiled
 """Power of two choices: of two allowed replicas drawn at random, the one with fewer requests in flight."""
 
 from __future__ import annotations

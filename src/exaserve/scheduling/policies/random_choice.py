@@ -1,3 +1,4 @@
+# compiled
 """Random: any allowed replica, equally likely."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# compiled
 """Round robin: each allowed replica in turn, whatever it is doing."""
 
 from __future__ import annotations
