@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from exaserve.agent.machine import Machine
-from exaserve.cli import commands
 from exaserve.config import parse_cluster
+from exaserve.local import commands
 
 CUDA = Machine("cuda", (0,) * 8, {0: (0, 1)})
 
