@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Callable
 from pathlib import Path
+from types import FrameType
+from typing import Any
 
 import pytest
 
-from exaserve.config import Cluster, diff, load_cluster, parse_cluster, to_yaml
+from exaserve.config import Cluster, diff, load_cluster, parse_cluster, show, to_yaml
 from exaserve.domain.errors import ConfigError
 
 GOOD = """\
@@ -230,6 +234,33 @@ def test_diff_names_fields_and_replicas() -> None:
     assert "replica node1/r0.max_model_len: 0 -> 8192" in lines
     assert diff(old, old) == []
     assert len(diff(old, parse_cluster(""))) <= 51
+
+
+def _calls_of(function: Callable[..., Any], run: Callable[[], object]) -> int:
+    """How often ``function`` is entered while ``run`` runs."""
+    calls = 0
+
+    def count(frame: FrameType, event: str, _argument: object) -> None:
+        nonlocal calls
+        calls += event == "call" and frame.f_code is function.__code__
+
+    sys.setprofile(count)
+    try:
+        run()
+    finally:
+        sys.setprofile(None)
+    return calls
+
+
+def test_diff_costs_what_changed_and_not_what_stayed() -> None:
+    def of(nodes: int, replicas: int = 10) -> Cluster:
+        return parse_cluster(f"model: Llama-3.1-8B\nnodes: {nodes}\nnum_replicas_per_node: {replicas}\n")
+
+    assert _calls_of(show.effective, lambda: diff(of(100), of(101))) == 0
+    slower = parse_cluster("model: Llama-3.1-8B\nnodes: 100\nnum_replicas_per_node: 10\ndecode_step: 9ms\n")
+    assert _calls_of(show.effective, lambda: diff(of(100), slower)) < 5000  # of 1,000 replicas' 14 values
+    assert diff(of(100), slower)[0] == "replica node1/r0.decode_step: 0s -> 9ms"
+    assert diff(of(100), slower)[-1] == "and 950 more"
 
 
 def test_diff_names_what_only_one_of_the_files_has() -> None:

@@ -24,7 +24,7 @@ import msgspec
 from exaserve.config.document import Item, Problem
 from exaserve.config.scalars import duration_s, show_duration, size_bytes
 
-__all__ = ["OFF", "Limits", "Reader", "Schema", "fields_of", "is_record", "key_of", "unknown_choice"]
+__all__ = ["OFF", "Limits", "Reader", "Schema", "fields_of", "is_record", "key_of", "names_of", "unknown_choice"]
 
 OFF = "off"
 _INT_MAX = 2**53
@@ -66,9 +66,14 @@ def is_record(kind: Any) -> bool:
 def fields_of(kind: Any) -> dict[str, Any]:
     """Field names and resolved types of a record class."""
     hints = typing.get_type_hints(kind)
+    return {name: hints[name] for name in names_of(kind)}
+
+
+def names_of(kind: Any) -> tuple[str, ...]:
+    """Field names of a record class; much cheaper than their types."""
     if issubclass(kind, msgspec.Struct):
-        return {name: hints[name] for name in kind.__struct_fields__}
-    return {f.name: hints[f.name] for f in dataclasses.fields(kind)}
+        return tuple(kind.__struct_fields__)
+    return tuple(f.name for f in dataclasses.fields(kind))
 
 
 def key_of(kind: type, name: str, schema: Schema) -> str:
@@ -90,6 +95,7 @@ class Reader:
 
     def __init__(self, schema: Schema) -> None:
         self._schema = schema
+        self._known: dict[type, dict[str, tuple[str, Any]]] = {}
         self.problems: list[Problem] = []
         self.given: dict[str, Item] = {}
         """Path of every field that the file sets: tells a default from a choice, and where to point."""
@@ -264,8 +270,8 @@ class Reader:
 
     def _keys(self, kind: type) -> dict[str, tuple[str, Any]]:
         """Every key that the file may use, to (field, type)."""
-        known: dict[str, tuple[str, Any]] = {}
-        for name, hint in fields_of(kind).items():
+        known = self._known.setdefault(kind, {})
+        for name, hint in fields_of(kind).items() if not known else ():
             for spelling in (self._schema.spelling.get(kind, {}).get(name, name), name):
                 known[spelling] = (name, hint)
                 if _is_duration(spelling):

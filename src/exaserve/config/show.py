@@ -10,7 +10,7 @@ import msgspec
 import yaml
 
 from exaserve.config.cluster import SCHEMA, STARTING_KEYS, Cluster, Pool, SchedulingSection
-from exaserve.config.convert import OFF, fields_of, is_record, key_of
+from exaserve.config.convert import OFF, is_record, key_of, names_of
 from exaserve.config.scalars import show_duration
 from exaserve.scheduling.config import SchedulerConfig
 
@@ -24,7 +24,7 @@ def effective(value: Any) -> Any:
     if is_record(type(value)):
         kind: Any = SchedulingSection if type(value) is SchedulerConfig else type(value)
         shown = {}
-        for name in fields_of(type(value)):
+        for name in names_of(type(value)):
             key = key_of(kind, name, SCHEMA)
             each = getattr(value, name)
             if each is None or (isinstance(value, Pool) and name in STARTING_KEYS and value.replicas):
@@ -46,18 +46,24 @@ def to_yaml(cluster: Cluster) -> str:
 
 
 def diff(old: Cluster, new: Cluster) -> list[str]:
-    """What a reload changes, one line each, at most 50.
+    """What a reload changes, one line each, at most 50; its cost is that of what changed.
 
     Such as ``scheduling.max_queue_depth: 32 -> 64`` or ``replica node1/r0: added``.
     Replicas are compared one by one, so that a longer list does not show as one long change.
     """
-    lines = list(_changes("", *(_without_pools(effective(each)) for each in (old, new))))
+    lines: list[str] = []
+    for name in names_of(Cluster):
+        if name not in ("nodes", "pools"):  # they show as replicas
+            lines += _changes(name, getattr(old, name), getattr(new, name))
     before = {spec.id: spec for spec in old.replicas()}
     after = {spec.id: spec for spec in new.replicas()}
     lines += [f"replica {each}: removed" for each in before if each not in after]
-    lines += [f"replica {each}: added" for each in after if each not in before]
-    for each in before.keys() & after.keys():
-        lines += _changes(f"replica {each}", effective(before[each]), effective(after[each]))
+    for each, spec in after.items():
+        if each not in before:
+            lines.append(f"replica {each}: added")
+        elif before[each] != spec:
+            shown = len(lines) <= _CHANGES_MAX
+            lines += _changes(f"replica {each}", before[each], spec) if shown else [f"replica {each}: changed"]
     if len(lines) > _CHANGES_MAX:
         lines[_CHANGES_MAX:] = [f"and {len(lines) - _CHANGES_MAX} more"]
     return lines
@@ -69,13 +75,14 @@ def without_limits(cluster: Cluster) -> Cluster:
     return msgspec.structs.replace(cluster, scheduling=dataclasses.replace(cluster.scheduling, **off))
 
 
-def _without_pools(shown: dict[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in shown.items() if key not in ("pools", "nodes")}
-
-
 def _changes(path: str, old: Any, new: Any) -> Iterator[str]:
+    """Equal values are not looked into."""
+    if old == new:
+        return
+    if is_record(type(old)) and type(old) is type(new):
+        old, new = effective(old), effective(new)
     if isinstance(old, dict) and isinstance(new, dict):
         for key in old | new:
-            yield from _changes(f"{path}.{key}" if path else key, old.get(key), new.get(key))
-    elif old != new:
-        yield f"{path}: {old} -> {new}"
+            yield from _changes(f"{path}.{key}", old.get(key), new.get(key))
+    else:
+        yield f"{path}: {effective(old)} -> {effective(new)}"
