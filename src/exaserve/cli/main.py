@@ -24,6 +24,7 @@ import typer.core
 import typer.main
 
 from exaserve import __version__
+from exaserve.cli.outputs import speak_any_encoding
 from exaserve.domain.errors import ConfigError, ExaServeError
 
 __all__ = ["COMMANDS", "CommandEntry", "build", "main"]
@@ -141,6 +142,7 @@ def build() -> Any:
 
 def main(args: list[str] | None = None) -> None:
     """Entry point of the console script. Always ends by ``SystemExit``."""
+    speak_any_encoding()
     try:
         build().main(args=args, prog_name="exaserve")
     except ExaServeError as error:
