@@ -42,10 +42,10 @@ from exaserve.simulate.demand import demand
 from exaserve.simulate.settings import SimSettings
 from exaserve.simulate.simulation import Simulation
 from exaserve.simulate.units import replica_capacity_per_s, units_of
-from exaserve.workload import A9_MIX, Arrivals, BodyRenderer, Mix, Plan, make_plan, percentile
+from exaserve.workload import REFERENCE_MIX, Arrivals, BodyRenderer, LoadPlan, Mix, make_plan, percentile
 
 CLUSTER = Path(__file__).parent / "clusters" / "sixteen-units.yaml"
-MIX = A9_MIX
+MIX = REFERENCE_MIX
 NAMES = tuple(scenario.name for scenario in MIX.scenarios)
 WARMUP_S = 10.0
 REST_S = 3.0
@@ -95,7 +95,7 @@ def simulated(cluster: Cluster, args: argparse.Namespace, policy: str, rate: flo
 
 
 # -- live -----------------------------------------------------------------------------------------------------------
-async def live(cluster: Cluster, policy: str, plan: Plan) -> tuple[LoadResult, Conditions]:
+async def live(cluster: Cluster, policy: str, plan: LoadPlan) -> tuple[LoadResult, Conditions]:
     """One plan through a fresh cluster."""
     fresh = free_base_port(with_flags(cluster, policy=policy))
     async with LocalCluster(fresh) as local:
@@ -109,7 +109,7 @@ async def live(cluster: Cluster, policy: str, plan: Plan) -> tuple[LoadResult, C
         return result, watch.conditions(result)
 
 
-def _live(cluster: Cluster, policy: str, plan: Plan) -> tuple[LoadResult, Conditions]:
+def _live(cluster: Cluster, policy: str, plan: LoadPlan) -> tuple[LoadResult, Conditions]:
     return uvloop.run(live(cluster, policy, plan))
 
 

@@ -2,8 +2,9 @@
 
     python -m benchmarks.bench_peers [--gateways 8] [--replicas 16] [--share 0.8] [--seconds 40] [--rounds 2]
 
-The same open-loop plan (A9 mix, streamed) through one gateway, through several that do not know of each other, and
-through several peers; requests go to the gateways in turn. Printed: P50 and P99 of the time to first token by scenario.
+The same open-loop plan (reference mix, streamed) through one gateway, through several that do not know of each other,
+and through several peers; requests go to the gateways in turn. Printed: P50 and P99 of the time to first token by
+scenario.
 """
 
 from __future__ import annotations

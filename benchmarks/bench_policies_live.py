@@ -53,10 +53,10 @@ from exaserve.simulate.record import RunStats
 from exaserve.simulate.settings import SimSettings
 from exaserve.simulate.simulation import Simulation
 from exaserve.simulate.units import replica_capacity_per_s, units_of
-from exaserve.workload import A9_MIX, Arrivals, BodyRenderer, Plan, Sessions, make_plan
+from exaserve.workload import REFERENCE_MIX, Arrivals, BodyRenderer, LoadPlan, Sessions, make_plan
 
 CLUSTER = Path(__file__).parent / "clusters" / "sixteen-units.yaml"
-MIX = A9_MIX
+MIX = REFERENCE_MIX
 NAMES = tuple(scenario.name for scenario in MIX.scenarios)
 ALL = (*NAMES, "all")
 WARMUP_S = 10.0
@@ -93,7 +93,7 @@ def _router(program: str, policy: str, urls: list[str], folder: Path) -> Contend
     return start_vllm_router(program, policy, urls, None, folder)
 
 
-def planned(args: argparse.Namespace, rate: float, seed: int) -> Plan:
+def planned(args: argparse.Namespace, rate: float, seed: int) -> LoadPlan:
     """A round's requests, in sessions that share prefixes where asked for, else each in a session of its own."""
     plan = make_plan(MIX, Arrivals(rate, args.seconds), seed, sessions_of(args))
     if args.sessions:
@@ -107,7 +107,7 @@ def sessions_of(args: argparse.Namespace) -> Sessions | None:
 
 
 # -- one run --------------------------------------------------------------------------------------------------------
-def measure(start: Start, config: EmulatorConfig, plan: Plan) -> tuple[Summary, Conditions]:
+def measure(start: Start, config: EmulatorConfig, plan: LoadPlan) -> tuple[Summary, Conditions]:
     """One plan through one contender in front of fresh replicas."""
     with tempfile.TemporaryDirectory() as folder, EmulatorProcess(config) as replicas, contextlib.ExitStack() as stack:
         contender = start(replicas.urls, Path(folder))
@@ -121,7 +121,7 @@ def measure(start: Start, config: EmulatorConfig, plan: Plan) -> tuple[Summary, 
     return _summary(result, plan), conditions
 
 
-def _summary(result: LoadResult, plan: Plan) -> Summary:
+def _summary(result: LoadResult, plan: LoadPlan) -> Summary:
     return summarise(
         result.records, duration_s=plan.duration_s, window_s=WINDOW_S, warmup_s=WARMUP_S, scenarios=plan.scenarios
     )

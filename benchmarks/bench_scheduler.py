@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from benchmarks.machine import description
-from exaserve.bench import A9_MIX, Arrivals, Sessions, make_plan, percentile
+from exaserve.bench import REFERENCE_MIX, Arrivals, Sessions, make_plan, percentile
 from exaserve.domain.replica import ReplicaId, ReplicaSpec, Report
 from exaserve.domain.request import Outcome, RequestFacts, Usage
 from exaserve.gateway.peers.replication import Outbox
@@ -46,10 +46,12 @@ class Times:
 
 
 def requests(count: int, seed: int) -> list[RequestFacts]:
-    """The A9 mix, half of it in sessions that share half of their prompts, as the gateway would describe it."""
+    """The reference mix, half of it in sessions that share half of their prompts, as the gateway would describe it."""
     facts = []
     for number, sessions in enumerate((None, Sessions(200, 0.5))):
-        for planned in make_plan(A9_MIX, Arrivals(count / 20.0, 10.0, "constant"), seed + number, sessions).requests:
+        for planned in make_plan(
+            REFERENCE_MIX, Arrivals(count / 20.0, 10.0, "constant"), seed + number, sessions
+        ).requests:
             text = prompt_text(planned).encode()
             session = None if planned.session is None else f"s{planned.session}"
             facts.append(
@@ -169,7 +171,7 @@ def reference_us() -> float:
 def hashing() -> dict[str, float]:
     """Median µs to hash one prompt of each scenario, which the gateway does once per request before it places."""
     result = {}
-    for scenario in A9_MIX.scenarios:
+    for scenario in REFERENCE_MIX.scenarios:
         text = b"some words " * (scenario.prompt_tokens * 4 // 11)
         took = []
         for _ in range(300):

@@ -23,7 +23,7 @@ from exaserve.simulate.demand import demand
 from exaserve.simulate.settings import SimSettings
 from exaserve.simulate.simulation import Simulation
 from exaserve.simulate.units import replica_capacity_per_s, units_of
-from exaserve.workload import A9_MIX, Mix, OutputLengths, Scenario
+from exaserve.workload import REFERENCE_MIX, Mix, OutputLengths, Scenario
 
 CLUSTERS = Path(__file__).parent / "clusters"
 TINY = Mix(((Scenario("64/64", 64, OutputLengths("fixed", 64.0, tokens_max=64)), 1.0),))
@@ -49,7 +49,7 @@ def one(fleet: str, policy: str, seconds: float, seed: int) -> dict[str, object]
         cluster, mix, rate = load_cluster(CLUSTERS / "fleet.yaml"), TINY, 28_000.0
         units = units_of(cluster)
     else:
-        cluster, mix = load_cluster(CLUSTERS / "units-of-four.yaml"), A9_MIX
+        cluster, mix = load_cluster(CLUSTERS / "units-of-four.yaml"), REFERENCE_MIX
         units = units_of(cluster, 256)
         rate = 0.8 * len(units) * replica_capacity_per_s(units[0].profile, mix, seed)
     wanted = demand(mix, rate, seconds, seed)

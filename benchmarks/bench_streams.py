@@ -21,7 +21,7 @@ from benchmarks.contenders import Contender, find_programs, start_exaserve, star
 from benchmarks.load import stream_plan
 from benchmarks.machine import Child, cores, cpu_s, description, raise_file_limit, resident_mb, start_stub
 from benchmarks.stub import MODEL
-from exaserve.bench import BodyRenderer, LoadClient, LoadConfig, Verdict
+from exaserve.bench import BodyRenderer, Ending, LoadClient, LoadConfig
 
 SETTLE_S = 2.0
 
@@ -55,7 +55,7 @@ async def hold(contender: Contender, stub: Child, *, streams: int, ramp_s: float
     return {
         "streams": streams,
         "open_at_once": open_at_once,
-        "errors": sum(record.verdict is not Verdict.OK for record in result.records),
+        "errors": sum(record.verdict is not Ending.OK for record in result.records),
         "error_words": sorted({record.error for record in result.records if record.error}),
         "first_token_p99_s": sorted(r.ttft_s for r in result.records if r.ttft_s is not None)[-max(1, streams // 100)],
         "mean_gap_s": sum(gaps) / len(gaps) if gaps else None,

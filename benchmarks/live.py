@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, TypeVar
 
 from exaserve.bench import LoadResult
-from exaserve.bench.record import Verdict
+from exaserve.bench.record import Ending
 from exaserve.cli.machine import CpuMeter, CpuUse
 from exaserve.workload import percentile
 
@@ -107,7 +107,7 @@ def first_tokens(result: LoadResult, names: Sequence[str], warmup_s: float) -> t
         if record.scheduled_s < warmup_s:
             continue
         ttft = record.ttft_s
-        if record.verdict is Verdict.OK and ttft is not None:
+        if record.verdict is Ending.OK and ttft is not None:
             times[record.scenario].append(ttft)
         else:
             failed += 1

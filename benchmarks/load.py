@@ -17,15 +17,15 @@ from benchmarks.stub import MODEL
 from exaserve.bench import (
     Arrivals,
     BodyRenderer,
+    Ending,
     LoadClient,
     LoadConfig,
+    LoadPlan,
     LoadResult,
     Mix,
     OutputLengths,
-    Plan,
     PlannedRequest,
     Scenario,
-    Verdict,
     make_plan,
     percentile,
 )
@@ -90,7 +90,7 @@ def _scenario() -> Mix:
 
 
 def _errors(result: LoadResult) -> int:
-    return sum(record.verdict is not Verdict.OK for record in result.records)
+    return sum(record.verdict is not Ending.OK for record in result.records)
 
 
 async def plain_at_rate(
@@ -110,7 +110,7 @@ async def plain_at_rate(
     after = accounts()
     client_s = _own_cpu_s() - own
     gc.enable()
-    good = sorted(r.latency_s for r in result.records if r.verdict is Verdict.OK and r.latency_s is not None)
+    good = sorted(r.latency_s for r in result.records if r.verdict is Ending.OK and r.latency_s is not None)
     return Sample(
         seconds,
         len(good),
@@ -186,16 +186,16 @@ async def _own_flat_out(
     result = await client.run()
     seconds = time.monotonic() - began
     after = accounts()
-    good = sum(record.verdict is Verdict.OK for record in result.records)
-    bad = sum(record.verdict is not Verdict.OK and record.sent_s is not None for record in result.records)
+    good = sum(record.verdict is Ending.OK for record in result.records)
+    bad = sum(record.verdict is not Ending.OK and record.sent_s is not None for record in result.records)
     return Sample(seconds, good, bad, after[0] - before[0], after[1] - before[1], _own_cpu_s() - own)
 
 
-def stream_plan(streams: int, over_s: float, seed: int) -> Plan:
+def stream_plan(streams: int, over_s: float, seed: int) -> LoadPlan:
     """``streams`` streamed requests, begun evenly over ``over_s`` seconds."""
     plan = make_plan(_scenario(), Arrivals(streams / over_s, over_s, "constant"), seed)
     kept: tuple[PlannedRequest, ...] = plan.requests[:streams]
-    return Plan(kept, over_s, seed, plan.scenarios)
+    return LoadPlan(kept, over_s, seed, plan.scenarios)
 
 
 async def streams_at_once(

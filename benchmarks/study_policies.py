@@ -19,11 +19,11 @@ import msgspec
 
 from exaserve.config import Cluster, load_cluster
 from exaserve.scheduling import POLICIES
-from exaserve.simulate.demand import Demand, demand
+from exaserve.simulate.demand import SimDemand, demand
 from exaserve.simulate.settings import SimSettings
 from exaserve.simulate.simulation import Simulation
 from exaserve.simulate.units import replica_capacity_per_s, units_of
-from exaserve.workload import A9_MIX
+from exaserve.workload import REFERENCE_MIX
 
 CLUSTER = Path(__file__).parent / "clusters" / "units-of-four.yaml"
 WARMUP_S = 5.0
@@ -47,7 +47,7 @@ def cases(loads: list[float], sizes: list[int], gateways: list[int], stale: list
                             yield {**base, "policy": "entropy", "stale_s": stale_s, "told_s": told_s}
 
 
-def run(case: Case, cluster: Cluster, wanted: Demand, seed: int) -> Case:
+def run(case: Case, cluster: Cluster, wanted: SimDemand, seed: int) -> Case:
     telemetry = msgspec.structs.replace(cluster.telemetry, interval_s=case["stale_s"])
     settings = SimSettings(seed=seed, gateways=case["gateways"], told_s=case["told_s"], warmup_s=WARMUP_S, window_s=5.0)
     began = time.process_time()
@@ -71,18 +71,18 @@ def main() -> int:
     parser.add_argument("--markdown", type=Path, help="also write the tables there")
     options = parser.parse_args()
     cluster = load_cluster(CLUSTER)
-    per_replica = replica_capacity_per_s(units_of(cluster, 1)[0].profile, A9_MIX, options.seed)
+    per_replica = replica_capacity_per_s(units_of(cluster, 1)[0].profile, REFERENCE_MIX, options.seed)
     numbers = [[float(n) for n in text.split(",")] for text in (options.loads, options.staleness)]
     counts = [[int(n) for n in text.split(",")] for text in (options.replicas, options.gateways)]
     rows: list[Case] = []
     study: Case = {"seed": options.seed, "seconds": options.seconds, "per_replica_per_s": per_replica, "rows": rows}
-    known: dict[tuple[int, float], Demand] = {}
+    known: dict[tuple[int, float], SimDemand] = {}
     gc.set_threshold(100_000, 50, 50)
     for case in cases(numbers[0], counts[0], counts[1], numbers[1]):
         key = (case["replicas"], case["load"])
         if key not in known:
             known.clear()
-            known[key] = demand(A9_MIX, key[0] * key[1] * per_replica, options.seconds, options.seed)
+            known[key] = demand(REFERENCE_MIX, key[0] * key[1] * per_replica, options.seconds, options.seed)
         row = run(case, cluster, known[key], options.seed)
         rows.append(row)
         print(line(row), flush=True)

@@ -13,16 +13,16 @@ from tests.bench.stub import DONE, END, FINISH, HEAD, ROLE, Stub, event, serving
 from exaserve.bench import (
     Arrivals,
     BodyRenderer,
+    Ending,
     LoadClient,
     LoadConfig,
+    LoadPlan,
     LoadResult,
     Mix,
     OutputLengths,
-    Plan,
     Progress,
     Scenario,
     Sessions,
-    Verdict,
     make_plan,
     summarise,
 )
@@ -33,12 +33,12 @@ ATTEMPTS = 3
 DISTURBED_S = 0.002
 
 
-def plan(rate: float = 50.0, duration: float = 0.2, seed: int = 1, sessions: Sessions | None = None) -> Plan:
+def plan(rate: float = 50.0, duration: float = 0.2, seed: int = 1, sessions: Sessions | None = None) -> LoadPlan:
     mix = Mix(((Scenario("A", 40, OutputLengths("fixed", 5)), 1.0),))
     return make_plan(mix, Arrivals(rate, duration, "constant"), seed, sessions)
 
 
-async def load(stub: Stub, the_plan: Plan, *, stream: bool = True, **options: float) -> LoadResult:
+async def load(stub: Stub, the_plan: LoadPlan, *, stream: bool = True, **options: float) -> LoadResult:
     config = LoadConfig(urls=(stub.url,), renderer=BodyRenderer("m", stream=stream), **options)  # type: ignore[arg-type]
     return await LoadClient(config, the_plan).run()
 
@@ -68,7 +68,7 @@ async def test_streamed_delays_are_measured():
         result = await undisturbed(lambda: load(stub, plan()))
     assert len(result.records) == 10
     for record in result.records:
-        assert record.verdict is Verdict.OK, record
+        assert record.verdict is Ending.OK, record
         assert (record.tokens, record.tokens_known, record.events, record.done) == (5, True, 9, True)
         assert record.replica == "n1/r2"
         assert record.sent_s is not None
@@ -116,7 +116,7 @@ async def test_plain_answers_and_keep_alive():
 
     async with serving(answer) as stub:
         result = await load(stub, plan(), stream=False)
-    assert [r.verdict for r in result.records] == [Verdict.OK] * 10
+    assert [r.verdict for r in result.records] == [Ending.OK] * 10
     assert {r.tokens for r in result.records} == {7}
     assert stub.connections == 1, "a free connection is used again"
     assert b'"stream"' not in stub.bodies[0]
@@ -137,15 +137,15 @@ async def test_bodies_are_the_plans_and_sessions_are_named():
 @pytest.mark.parametrize(
     ("pieces", "error", "verdict"),
     [
-        ([HEAD, ROLE, token("x"), token("x")], "lost", Verdict.CUT),
-        ([HEAD, ROLE], "lost", Verdict.FAILED),
-        ([HEAD, token("x"), FINISH, END], "no_done", Verdict.CUT),
-        ([HEAD, token("x"), event('{"error":{"message":"gone"}}'), END], "error_event", Verdict.CUT),
-        ([HEAD, event('{"error":{"message":"gone"}}'), END], "error_event", Verdict.FAILED),
-        ([b"HTTP/1.1 503 Busy\r\ncontent-length: 2\r\n\r\n{}"], "status", Verdict.FAILED),
-        ([b"HTTP/1.1 503 Busy\r\nconnection: close\r\ncontent-length: 2\r\n\r\n{}"], "status", Verdict.FAILED),
-        ([b"nonsense\r\n\r\n"], "protocol", Verdict.FAILED),
-        ([], "lost", Verdict.FAILED),
+        ([HEAD, ROLE, token("x"), token("x")], "lost", Ending.CUT),
+        ([HEAD, ROLE], "lost", Ending.FAILED),
+        ([HEAD, token("x"), FINISH, END], "no_done", Ending.CUT),
+        ([HEAD, token("x"), event('{"error":{"message":"gone"}}'), END], "error_event", Ending.CUT),
+        ([HEAD, event('{"error":{"message":"gone"}}'), END], "error_event", Ending.FAILED),
+        ([b"HTTP/1.1 503 Busy\r\ncontent-length: 2\r\n\r\n{}"], "status", Ending.FAILED),
+        ([b"HTTP/1.1 503 Busy\r\nconnection: close\r\ncontent-length: 2\r\n\r\n{}"], "status", Ending.FAILED),
+        ([b"nonsense\r\n\r\n"], "protocol", Ending.FAILED),
+        ([], "lost", Ending.FAILED),
     ],
 )
 async def test_faults_are_told_apart(pieces, error, verdict):
@@ -166,7 +166,7 @@ async def test_refused_connections_are_failures():
     async with serving(lambda _body, _writer: asyncio.sleep(0)) as stub:
         pass
     result = await load(stub, plan())
-    assert {(r.error, r.verdict, r.status) for r in result.records} == {("connect", Verdict.FAILED, 0)}
+    assert {(r.error, r.verdict, r.status) for r in result.records} == {("connect", Ending.FAILED, 0)}
 
 
 async def test_a_connection_closed_while_idle_is_not_a_failure():
@@ -177,7 +177,7 @@ async def test_a_connection_closed_while_idle_is_not_a_failure():
 
     async with serving(answer) as stub:
         result = await load(stub, plan(rate=50.0, duration=0.5))
-    assert {r.verdict for r in result.records} == {Verdict.OK}
+    assert {r.verdict for r in result.records} == {Ending.OK}
 
 
 async def test_time_outs_end_requests():
@@ -188,7 +188,7 @@ async def test_time_outs_end_requests():
 
     async with serving(answer) as stub:
         result = await asyncio.wait_for(load(stub, plan(), request_timeout_s=1.0), 20)
-    assert {(r.error, r.verdict) for r in result.records} == {("timeout", Verdict.CUT)}
+    assert {(r.error, r.verdict) for r in result.records} == {("timeout", Ending.CUT)}
 
 
 async def test_the_drain_is_bounded_and_says_so():
@@ -197,7 +197,7 @@ async def test_the_drain_is_bounded_and_says_so():
 
     async with serving(answer) as stub:
         result = await asyncio.wait_for(load(stub, plan(), drain_s=0.2), 20)
-    assert {(r.error, r.verdict) for r in result.records} == {("unfinished", Verdict.FAILED)}
+    assert {(r.error, r.verdict) for r in result.records} == {("unfinished", Ending.FAILED)}
 
 
 async def test_stop_ends_a_run_early_and_progress_is_told():
@@ -246,7 +246,7 @@ async def test_several_urls_are_taken_in_turn():
     async with serving(answer) as one, serving(answer) as two:
         config = LoadConfig(urls=(one.url, two.url), renderer=BodyRenderer("m"))
         result = await LoadClient(config, plan()).run()
-    assert {r.verdict for r in result.records} == {Verdict.OK}
+    assert {r.verdict for r in result.records} == {Ending.OK}
     assert (len(one.bodies), len(two.bodies)) == (5, 5)
 
 

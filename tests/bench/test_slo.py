@@ -5,7 +5,7 @@ import math
 import pytest
 
 from exaserve.bench import Record, summarise
-from exaserve.bench.slo import Measured, evaluate, goodput, parse_gate, parse_objectives
+from exaserve.bench.slo import RunFigures, evaluate, goodput, parse_gate, parse_objectives
 from exaserve.domain.errors import ConfigError
 
 
@@ -19,7 +19,7 @@ def record(i: int, ttft: float, scenario: str = "A", error: str = "") -> Record:
 
 def judged(records, *texts, run=None):
     summary = summarise(records, duration_s=2.0, window_s=0.5)
-    return evaluate([parse_gate(t) for t in texts], Measured(records, summary, run or {}))
+    return evaluate([parse_gate(t) for t in texts], RunFigures(records, summary, run or {}))
 
 
 RECORDS = [record(i, 0.1 + i * 0.001) for i in range(199)] + [record(199, 2.0)]

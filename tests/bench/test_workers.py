@@ -15,15 +15,15 @@ from tests.bench.stub import DONE, END, FINISH, HEAD, ROLE, Stub, serving, token
 from exaserve.bench import (
     Arrivals,
     BodyRenderer,
+    Ending,
     LoadClient,
     LoadConfig,
+    LoadPlan,
     Mix,
     OutputLengths,
-    Plan,
     PlannedRequest,
     Progress,
     Scenario,
-    Verdict,
     make_plan,
 )
 from exaserve.bench.timer import Alarm
@@ -48,7 +48,7 @@ def pem(tmp_path_factory) -> Path:
     return made
 
 
-def plan(rate: float = 50.0, duration: float = 0.4) -> Plan:
+def plan(rate: float = 50.0, duration: float = 0.4) -> LoadPlan:
     return make_plan(MIX, Arrivals(rate, duration, "constant"), 1)
 
 
@@ -81,7 +81,7 @@ async def test_processes_send_the_whole_plan_and_give_it_back_in_order(processes
         result = await run_load(config(stub), the_plan, processes, seen.append)
     assert [r.index for r in result.records] == list(range(20))
     assert [r.scheduled_s for r in result.records] == [r.scheduled_s for r in the_plan.requests]
-    assert {(r.verdict, r.tokens, len(r.token_s)) for r in result.records} == {(Verdict.OK, 3, 3)}
+    assert {(r.verdict, r.tokens, len(r.token_s)) for r in result.records} == {(Ending.OK, 3, 3)}
     renderer = BodyRenderer("m")
     assert sorted(stub.bodies) == sorted(renderer.body(r) for r in the_plan.requests)
     assert seen[-1].ok == 20
@@ -98,14 +98,14 @@ async def test_stop_reaches_the_processes():
                 stop.set()
 
         result = await asyncio.wait_for(run_load(config(stub), plan(20.0, 100.0), 2, seen, stop), 60.0)
-    ok = sum(r.verdict is Verdict.OK for r in result.records)
+    ok = sum(r.verdict is Ending.OK for r in result.records)
     assert len(result.records) == 2_000
     assert 0 < ok < 1_300, "the plan has 100 s"
 
 
 @pytest.mark.may_block
 async def test_a_load_process_that_cannot_work_says_why():
-    bad = Plan((PlannedRequest(0, "A", 0.0, 40, 3, 1, content="[]"),), 1.0, 1, ("A",))
+    bad = LoadPlan((PlannedRequest(0, "A", 0.0, 40, 3, 1, content="[]"),), 1.0, 1, ("A",))
     renderer = BodyRenderer("m", path="/v1/completions")
     async with serving(answer) as stub:
         with pytest.raises(Exception, match=r"ValueError: /v1/completions|before its time"):
@@ -123,7 +123,7 @@ async def test_a_closed_loop_has_its_concurrency_and_unique_prompts():
         open_now -= 1
         writer.write(HEAD + token("x") + DONE + END)
 
-    few = Plan(plan().requests[:2], 1.0, 1, ("A",))
+    few = LoadPlan(plan().requests[:2], 1.0, 1, ("A",))
     async with serving(slow) as stub:
         result = await LoadClient(config(stub, concurrency=3), few).run()
     assert most == 3
@@ -146,17 +146,17 @@ async def test_a_closed_loop_ends_after_its_number():
 async def test_a_server_that_refuses_is_not_stormed():
     async with serving(answer) as stub:
         pass
-    result = await LoadClient(config(stub, concurrency=2), Plan(plan().requests, 0.5, 1, ("A",))).run()
+    result = await LoadClient(config(stub, concurrency=2), LoadPlan(plan().requests, 0.5, 1, ("A",))).run()
     assert {r.error for r in result.records} == {"connect"}
     assert len(result.records) <= 14
 
 
-def turns(count: int, think_s: float = 0.05, duration_s: float = 100.0) -> Plan:
+def turns(count: int, think_s: float = 0.05, duration_s: float = 100.0) -> LoadPlan:
     requests = [
         PlannedRequest(i, "A", 0.0, 40 + 10 * i, 3, i + 1, session=0, after=i - 1, think_s=think_s if i else 0.0)
         for i in range(count)
     ]
-    return Plan(tuple(requests), duration_s, 1, ("A",))
+    return LoadPlan(tuple(requests), duration_s, 1, ("A",))
 
 
 async def test_a_turn_is_due_after_the_answer_before_it():
@@ -167,7 +167,7 @@ async def test_a_turn_is_due_after_the_answer_before_it():
     async with serving(slow) as stub:
         result = await LoadClient(config(stub), turns(3)).run()
     first, second, third = result.records
-    assert [r.verdict for r in result.records] == [Verdict.OK] * 3
+    assert [r.verdict for r in result.records] == [Ending.OK] * 3
     for before, after in ((first, second), (second, third)):
         assert before.last_s is not None and after.last_s is not None and after.ttft_s is not None
         assert 0.05 <= after.scheduled_s - before.last_s < 5.0
@@ -222,12 +222,12 @@ async def test_tls_is_spoken_and_certificates_are_checked(pem):
         return {(r.verdict, r.error) for r in (await client.run()).records}
 
     try:
-        assert await run(ca_file=str(pem)) == {(Verdict.OK, "")}
+        assert await run(ca_file=str(pem)) == {(Ending.OK, "")}
         assert heads[0].startswith(b"POST /v1/chat/completions HTTP/1.1")
         assert b"authorization: Bearer secret" in heads[0]
-        assert await run(tls_verify=False) == {(Verdict.OK, "")}
+        assert await run(tls_verify=False) == {(Ending.OK, "")}
         asyncio.get_running_loop().set_exception_handler(lambda _loop, _context: None)
-        assert await run() == {(Verdict.FAILED, "connect")}
+        assert await run() == {(Ending.FAILED, "connect")}
     finally:
         server.close()
         await server.wait_closed()

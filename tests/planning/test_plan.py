@@ -20,7 +20,6 @@ from exaserve.planning import (
     Prices,
     RequestClass,
     Targets,
-    a9_demand,
     cluster_file,
     explain,
     find_link,
@@ -28,6 +27,7 @@ from exaserve.planning import (
     model_from_name,
     parse_engine,
     plan_dict,
+    reference_demand,
     sweep,
     sweep_html,
     sweep_svg,
@@ -59,7 +59,7 @@ def test_a_small_model_takes_one_card_and_no_cluster() -> None:
 
 def test_every_target_holds_in_what_is_recommended() -> None:
     for rate in (1.0, 30.0, 300.0):
-        plan = make_plan(ask(demand=a9_demand(rate)))
+        plan = make_plan(ask(demand=reference_demand(rate)))
         assert plan.works
         assert plan.now is not None
         assert plan.now.holds(0.05)
@@ -67,20 +67,22 @@ def test_every_target_holds_in_what_is_recommended() -> None:
 
 
 def test_one_replica_less_would_not_do() -> None:
-    plan = make_plan(ask(demand=a9_demand(200.0)))
+    plan = make_plan(ask(demand=reference_demand(200.0)))
     assert plan.best is not None
     assert plan.best.needed is not None
     assert plan.best.profile is not None
     from exaserve.planning.queueing import waiting
 
-    fewer = waiting(plan.best.profile, a9_demand(200.0), plan.best.needed.replicas - 1, plan.best.saturated_s)
+    fewer = waiting(plan.best.profile, reference_demand(200.0), plan.best.needed.replicas - 1, plan.best.saturated_s)
     assert fewer is None or not fewer.holds(0.05)
 
 
 def test_the_literature_s_example_is_judged() -> None:
     # 70 B in INT8 on 256 nodes of 8 x 80 GB; it wants 12 copies a node of 100 to 120 GB each, in 640 GB.
     card = (640 / 8 / 1.073741824,)
-    r = ask("Llama-3.3-70B", "A100-80", a9_demand(), fmt="int8", nodes=256, replicas_per_node=12, memory_gib=card)
+    r = ask(
+        "Llama-3.3-70B", "A100-80", reference_demand(), fmt="int8", nodes=256, replicas_per_node=12, memory_gib=card
+    )
     plan = make_plan(r)
     text = " ".join(plan.claims)
     assert "= 71 GB" in text
@@ -166,17 +168,17 @@ def test_fabrics() -> None:
 
 
 def test_headroom_says_how_many_nodes_a_loss_needs() -> None:
-    plan = make_plan(ask(demand=a9_demand(2000.0), nodes_per_rack=4))
+    plan = make_plan(ask(demand=reference_demand(2000.0), nodes_per_rack=4))
     losses = {h.name: h for h in plan.headroom}
     assert set(losses) == {"node", "rack"}
     assert losses["rack"].nodes_needed >= losses["node"].nodes_needed > plan.nodes
-    roomy = make_plan(ask(demand=a9_demand(2000.0), nodes_per_rack=4, nodes=losses["rack"].nodes_needed))
+    roomy = make_plan(ask(demand=reference_demand(2000.0), nodes_per_rack=4, nodes=losses["rack"].nodes_needed))
     assert all(h.holds for h in roomy.headroom)
 
 
 def test_pools_by_input_length() -> None:
     assert [block_for_length(n) for n in (1, 511, 512, 4096, 4097)] == [16, 16, 32, 32, 64]
-    plan = make_plan(ask(demand=a9_demand(500.0)))
+    plan = make_plan(ask(demand=reference_demand(500.0)))
     assert [(p.name, p.block) for p in plan.pools] == [("A", 16), ("B", 64), ("C", 64)]
     assert plan.pools[0].prompts_up_to < 4218 < plan.pools[1].prompts_up_to
     assert set(plan.capacity) == {"A", "B", "C"}
@@ -200,7 +202,7 @@ def test_not_worth_it() -> None:
     assert {v.code for v in plan.verdicts} == {"low-demand", "small-model", "no-operations", "hosted-cheaper"}
     offline = make_plan(ask("Llama-3.1-70B", demand=little, offline=True))
     assert {v.code for v in offline.verdicts} == {"offline"}
-    busy = make_plan(ask("Llama-3.1-70B", demand=a9_demand(500.0)))
+    busy = make_plan(ask("Llama-3.1-70B", demand=reference_demand(500.0)))
     assert busy.verdicts == ()
 
 
@@ -212,7 +214,7 @@ def test_pcie_groups_are_told() -> None:
 @pytest.mark.parametrize("engine", ["vllm", "sglang", "emulator"])
 @pytest.mark.parametrize("pools", [False, True])
 def test_the_cluster_file_is_accepted(engine: str, pools: bool) -> None:
-    plan = make_plan(ask(demand=a9_demand(300.0)))
+    plan = make_plan(ask(demand=reference_demand(300.0)))
     cluster = parse_cluster(cluster_file(plan, engine, pools))
     assert plan.best is not None
     assert len(cluster.pools) == (3 if pools else 1)
@@ -241,7 +243,7 @@ def test_the_cluster_file_survives_odd_names(tmp_path: Path) -> None:
 def test_json_is_json() -> None:
     import json
 
-    value = plan_dict(make_plan(ask("Llama-3.1-70B", demand=a9_demand())))
+    value = plan_dict(make_plan(ask("Llama-3.1-70B", demand=reference_demand())))
     again = json.loads(json.dumps(value, allow_nan=False))
     assert again["recommended"]["tensor_parallel_size"] >= 1
     assert again["memory"]["kv_tokens"] > 0
@@ -260,7 +262,7 @@ def test_the_terms_add_up() -> None:
 
 
 def test_a_plan_with_sweep_of_256_nodes_is_quick() -> None:
-    r = ask("Llama-3.3-70B", "H100", a9_demand(), nodes=256)
+    r = ask("Llama-3.3-70B", "H100", reference_demand(), nodes=256)
     formats = {f: model_from_name("Llama-3.3-70B", f) for f in ("bf16", "fp8", "awq")}
     start = time.process_time()
     make_plan(r)

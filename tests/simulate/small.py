@@ -11,12 +11,12 @@ from exaserve.config import Cluster
 from exaserve.domain.replica import ReplicaId, ReplicaSpec
 from exaserve.perfmodel import EngineProfile
 from exaserve.scheduling import SchedulerConfig
-from exaserve.simulate.demand import Demand, demand
+from exaserve.simulate.demand import SimDemand, demand
 from exaserve.simulate.record import RunStats
 from exaserve.simulate.settings import SimSettings
 from exaserve.simulate.simulation import Simulation
-from exaserve.simulate.units import Unit
-from exaserve.workload import A9_MIX, Mix, OutputLengths, Scenario
+from exaserve.simulate.units import SimUnit
+from exaserve.workload import REFERENCE_MIX, Mix, OutputLengths, Scenario
 
 MODEL = "m"
 PROFILE = EngineProfile(
@@ -32,9 +32,9 @@ PROFILE = EngineProfile(
 SHORT = Mix(((Scenario("S", 64, OutputLengths("fixed", 16.0)), 1.0),))
 
 
-def units(count: int, profile: EngineProfile = PROFILE, **spec: Any) -> list[Unit]:
+def units(count: int, profile: EngineProfile = PROFILE, **spec: Any) -> list[SimUnit]:
     return [
-        Unit(ReplicaSpec(ReplicaId(f"node{k // 4}/r{k % 4}"), f"http://10.0.0.{k}", (MODEL,), **spec), profile)
+        SimUnit(ReplicaSpec(ReplicaId(f"node{k // 4}/r{k % 4}"), f"http://10.0.0.{k}", (MODEL,), **spec), profile)
         for k in range(count)
     ]
 
@@ -52,14 +52,14 @@ def build(
     rate: float = 30.0,
     seconds: float = 6.0,
     policy: str = "entropy",
-    mix: Mix = A9_MIX,
+    mix: Mix = REFERENCE_MIX,
     seed: int = 1,
     made: Cluster | None = None,
     **settings: Any,
 ) -> Simulation:
     settings.setdefault("warmup_s", 0.0)
     settings.setdefault("window_s", 1.0)
-    wanted: Demand = demand(mix, rate, seconds, seed)
+    wanted: SimDemand = demand(mix, rate, seconds, seed)
     return Simulation(made or cluster(), units(count), wanted, SimSettings(seed=seed, **settings), policy)
 
 

@@ -7,10 +7,10 @@ from tests.simulate.small import SHORT, run
 
 from exaserve.domain.errors import ConfigError
 from exaserve.simulate.replica import Mode
-from exaserve.simulate.script import Event, parse_script, rate_factors, select
+from exaserve.simulate.script import ScriptEvent, parse_script, rate_factors, select
 
 
-def script(*lines: str) -> tuple[Event, ...]:
+def script(*lines: str) -> tuple[ScriptEvent, ...]:
     return parse_script("\n".join(f"- {line}" for line in lines))
 
 

@@ -19,7 +19,7 @@ from exaserve.scheduling import POLICIES, Admission, Scheduler
 from exaserve.simulate.demand import demand
 from exaserve.simulate.settings import SimSettings
 from exaserve.simulate.simulation import POLICY_NAMES, Simulation
-from exaserve.workload import A9_MIX, Arrivals, Mix, OutputLengths, Scenario, make_plan
+from exaserve.workload import REFERENCE_MIX, Arrivals, Mix, OutputLengths, Scenario, make_plan
 
 
 def raw(simulation: Simulation) -> bytes:
@@ -172,28 +172,28 @@ def test_a_central_queue_waits_less_than_blind_turns() -> None:
 
 
 def test_the_demand_is_the_plan_that_bench_sends() -> None:
-    plan = make_plan(A9_MIX, Arrivals(40.0, 5.0), 7)
-    wanted = demand(A9_MIX, 40.0, 5.0, 7)
+    plan = make_plan(REFERENCE_MIX, Arrivals(40.0, 5.0), 7)
+    wanted = demand(REFERENCE_MIX, 40.0, 5.0, 7)
     assert wanted.at.tolist() == [r.scheduled_s for r in plan.requests]
     assert wanted.output.tolist() == [r.output_tokens for r in plan.requests]
     assert [wanted.scenarios[k] for k in wanted.scenario] == [r.scenario for r in plan.requests]
 
 
 def test_drawn_columns_have_the_plans_distribution() -> None:
-    big = demand(A9_MIX, 60_000.0, 4.0, 7)
+    big = demand(REFERENCE_MIX, 60_000.0, 4.0, 7)
     assert len(big) == pytest.approx(240_000, rel=0.01)
     assert np.bincount(big.scenario) / len(big) == pytest.approx([0.65, 0.30, 0.05], abs=0.005)
-    small = demand(A9_MIX, 10_000.0, 5.0, 7)
+    small = demand(REFERENCE_MIX, 10_000.0, 5.0, 7)
     for index in range(3):
         assert big.output[big.scenario == index].mean() == pytest.approx(
             small.output[small.scenario == index].mean(), rel=0.02
         )
     assert np.diff(big.at).std() == pytest.approx(np.diff(big.at).mean(), rel=0.02), "exponential gaps"
-    assert (demand(A9_MIX, 60_000.0, 4.0, 7).at == big.at).all()
+    assert (demand(REFERENCE_MIX, 60_000.0, 4.0, 7).at == big.at).all()
 
 
 def test_rates_follow_their_factors() -> None:
-    wanted = demand(A9_MIX, 200.0, 30.0, 1, factors=((10.0, 3.0), (20.0, 0.0)))
+    wanted = demand(REFERENCE_MIX, 200.0, 30.0, 1, factors=((10.0, 3.0), (20.0, 0.0)))
     per_stretch = np.histogram(wanted.at, bins=[0, 10, 20, 30])[0]
     assert per_stretch[0] == pytest.approx(2_000, rel=0.1)
     assert per_stretch[1] == pytest.approx(6_000, rel=0.1)

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from exaserve.workload import (
-    A9_MIX,
     BYTES_PER_TOKEN,
+    REFERENCE_MIX,
     Arrivals,
     BodyRenderer,
     Mix,
@@ -25,7 +25,7 @@ from exaserve.workload import (
 
 
 def bodies(seed: int, **options) -> bytes:
-    plan = make_plan(A9_MIX, Arrivals(50.0, 4.0), seed, **options)
+    plan = make_plan(REFERENCE_MIX, Arrivals(50.0, 4.0), seed, **options)
     renderer = BodyRenderer("m")
     return b"".join(renderer.body(r) + repr(r.scheduled_s).encode() for r in plan.requests)
 
@@ -37,10 +37,10 @@ def test_one_seed_one_workload_to_the_byte():
 
 
 def test_the_built_in_mix_is_the_texts():
-    assert [(s.name, s.prompt_tokens) for s in A9_MIX.scenarios] == [("A", 327), ("B", 4_218), ("C", 12_842)]
-    assert A9_MIX.shares() == pytest.approx((0.65, 0.30, 0.05))
-    plan = make_plan(A9_MIX, Arrivals(1_000.0, 20.0), 3)
-    for scenario, share in zip(A9_MIX.scenarios, A9_MIX.shares(), strict=True):
+    assert [(s.name, s.prompt_tokens) for s in REFERENCE_MIX.scenarios] == [("A", 327), ("B", 4_218), ("C", 12_842)]
+    assert REFERENCE_MIX.shares() == pytest.approx((0.65, 0.30, 0.05))
+    plan = make_plan(REFERENCE_MIX, Arrivals(1_000.0, 20.0), 3)
+    for scenario, share in zip(REFERENCE_MIX.scenarios, REFERENCE_MIX.shares(), strict=True):
         mine = [r for r in plan.requests if r.scenario == scenario.name]
         assert len(mine) / len(plan) == pytest.approx(share, abs=0.01)
         assert statistics.fmean(r.output_tokens for r in mine) == pytest.approx(scenario.output.mean, rel=0.08)
@@ -48,20 +48,20 @@ def test_the_built_in_mix_is_the_texts():
 
 def test_prompts_have_exactly_their_tokens_at_four_bytes_each():
     for sessions in (None, Sessions(3, 0.4), Sessions(1, 1.0)):
-        plan = make_plan(A9_MIX, Arrivals(50.0, 4.0), 1, sessions)
+        plan = make_plan(REFERENCE_MIX, Arrivals(50.0, 4.0), 1, sessions)
         for request in plan.requests:
             assert len(prompt_text(request)) == request.prompt_tokens * BYTES_PER_TOKEN
             assert len(prompt_text(request, overhead_tokens=9)) == (request.prompt_tokens - 9) * BYTES_PER_TOKEN
 
 
 def test_prompts_are_unique_within_their_first_block():
-    plan = make_plan(A9_MIX, Arrivals(1_000.0, 5.0), 1)
+    plan = make_plan(REFERENCE_MIX, Arrivals(1_000.0, 5.0), 1)
     assert len({prompt_text(r)[:20] for r in plan.requests}) == len(plan)
 
 
 def test_sessions_share_their_beginning_and_nothing_else():
-    plan = make_plan(A9_MIX, Arrivals(100.0, 10.0), 1, Sessions(2, 0.5))
-    for scenario in A9_MIX.scenarios:
+    plan = make_plan(REFERENCE_MIX, Arrivals(100.0, 10.0), 1, Sessions(2, 0.5))
+    for scenario in REFERENCE_MIX.scenarios:
         mine = [r for r in plan.requests if r.scenario == scenario.name and r.session == 0]
         size = int(scenario.prompt_tokens * 0.5) * BYTES_PER_TOKEN
         assert len({prompt_text(r)[:size] for r in mine}) == 1
@@ -71,7 +71,7 @@ def test_sessions_share_their_beginning_and_nothing_else():
 
 
 def test_a_change_of_the_mix_leaves_the_instants_alone():
-    one = make_plan(A9_MIX, Arrivals(50.0, 4.0), 1)
+    one = make_plan(REFERENCE_MIX, Arrivals(50.0, 4.0), 1)
     two = make_plan(Mix(((Scenario("X", 50), 1.0),)), Arrivals(50.0, 4.0), 1, Sessions(2))
     assert [r.scheduled_s for r in one.requests] == [r.scheduled_s for r in two.requests]
 
@@ -106,7 +106,7 @@ def test_output_lengths_have_their_mean(kind):
 
 
 def test_bodies_are_what_servers_expect():
-    plan = make_plan(A9_MIX, Arrivals(50.0, 1.0), 1)
+    plan = make_plan(REFERENCE_MIX, Arrivals(50.0, 1.0), 1)
     request = plan.requests[0]
     chat = json.loads(BodyRenderer('a "model"', stream=True).body(request))
     assert chat == {
@@ -123,7 +123,7 @@ def test_bodies_are_what_servers_expect():
 
 def test_very_long_prompts_are_cheap():
     """A generous bound, so that only a prompt built token by token fails it."""
-    plan = make_plan(Mix(((A9_MIX.scenarios[2], 1.0),)), Arrivals(200.0, 1.0, "constant"), 1)
+    plan = make_plan(Mix(((REFERENCE_MIX.scenarios[2], 1.0),)), Arrivals(200.0, 1.0, "constant"), 1)
     renderer = BodyRenderer("m")
     began = time.process_time()
     for request in plan.requests:

@@ -10,7 +10,7 @@ import pytest
 
 from exaserve.domain.errors import ConfigError
 from exaserve.workload import (
-    A9_MIX,
+    REFERENCE_MIX,
     Arrivals,
     BodyRenderer,
     Conversations,
@@ -160,7 +160,7 @@ def test_wrong_mixes_say_where(document, message):
 
 def test_conversations_repeat_what_was_said_and_wait_for_answers():
     how = Conversations(turns_mean=4.0, question_tokens=50, think_s=2.0, system_tokens=100, prompt_tokens_max=20_000)
-    plan = make_plan(A9_MIX, Arrivals(50.0, 60.0), 1, conversations=how)
+    plan = make_plan(REFERENCE_MIX, Arrivals(50.0, 60.0), 1, conversations=how)
     assert [r.index for r in plan.requests] == list(range(len(plan)))
     assert [r.scheduled_s for r in plan.requests] == sorted(r.scheduled_s for r in plan.requests)
     assert len(plan) == pytest.approx(3_000, rel=0.15)
@@ -177,7 +177,7 @@ def test_conversations_repeat_what_was_said_and_wait_for_answers():
 
 
 def test_one_turn_each_is_no_conversation():
-    plan = make_plan(A9_MIX, Arrivals(50.0, 10.0), 1, conversations=Conversations(turns_mean=1.0))
+    plan = make_plan(REFERENCE_MIX, Arrivals(50.0, 10.0), 1, conversations=Conversations(turns_mean=1.0))
     assert all(r.after < 0 for r in plan.requests)
 
 
@@ -226,7 +226,7 @@ def test_words_of_known_tokens_make_exact_lengths():
 
 def test_nonsense_is_refused():
     with pytest.raises(ValueError, match="exclude"):
-        make_plan(A9_MIX, Arrivals(1.0, 1.0), 1, sessions=__sessions(), conversations=Conversations())
+        make_plan(REFERENCE_MIX, Arrivals(1.0, 1.0), 1, sessions=__sessions(), conversations=Conversations())
     with pytest.raises(ValueError, match="different"):
         Words(("a", "a"))
     with pytest.raises(ValueError, match="curve"):

@@ -2,16 +2,16 @@
 
 from exaserve.bench.client import LoadClient
 from exaserve.bench.load import LoadConfig, LoadResult, Progress
-from exaserve.bench.record import Record, Verdict
+from exaserve.bench.record import Ending, Record
 from exaserve.bench.stats import ScenarioStats, Summary, WindowStats, summarise
 from exaserve.workload import (
-    A9_MIX,
+    REFERENCE_MIX,
     Arrivals,
     BodyRenderer,
     Distribution,
+    LoadPlan,
     Mix,
     OutputLengths,
-    Plan,
     PlannedRequest,
     Scenario,
     Sessions,
@@ -21,16 +21,17 @@ from exaserve.workload import (
 )
 
 __all__ = [
-    "A9_MIX",
+    "REFERENCE_MIX",
     "Arrivals",
     "BodyRenderer",
     "Distribution",
+    "Ending",
     "LoadClient",
     "LoadConfig",
+    "LoadPlan",
     "LoadResult",
     "Mix",
     "OutputLengths",
-    "Plan",
     "PlannedRequest",
     "Progress",
     "Record",
@@ -38,7 +39,6 @@ __all__ = [
     "ScenarioStats",
     "Sessions",
     "Summary",
-    "Verdict",
     "WindowStats",
     "distribution",
     "make_plan",

@@ -23,10 +23,10 @@ from collections import deque
 from collections.abc import Callable, Sequence
 
 from exaserve.bench.load import LoadConfig, LoadResult, Progress
-from exaserve.bench.record import Record, Verdict
+from exaserve.bench.record import Ending, Record
 from exaserve.bench.timer import Alarm
-from exaserve.bench.wire import Connection, Target, target
-from exaserve.workload import Plan, PlannedRequest, percentile
+from exaserve.bench.wire import LoadConnection, Target, target
+from exaserve.workload import LoadPlan, PlannedRequest, percentile
 
 __all__ = ["LoadClient"]
 
@@ -56,7 +56,9 @@ class LoadClient:
         on_progress: called every ``progress_s`` and once at the end; must not block.
     """
 
-    def __init__(self, config: LoadConfig, plan: Plan, on_progress: Callable[[Progress], None] | None = None) -> None:
+    def __init__(
+        self, config: LoadConfig, plan: LoadPlan, on_progress: Callable[[Progress], None] | None = None
+    ) -> None:
         self.config = config
         self.renderer = config.renderer
         self.plan = plan
@@ -74,9 +76,9 @@ class LoadClient:
                     self._followers.setdefault(request.after, []).append(request)
         self._later: list[tuple[float, int, PlannedRequest]] = []
         self._pending_turns = sum(len(each) for each in self._followers.values())
-        self._idle: list[list[Connection]] = [[] for _ in self.targets]
-        self._open: set[Connection] = set()
-        self._inflight: dict[int, tuple[float, Connection | None]] = {}
+        self._idle: list[list[LoadConnection]] = [[] for _ in self.targets]
+        self._open: set[LoadConnection] = set()
+        self._inflight: dict[int, tuple[float, LoadConnection | None]] = {}
         self._connecting: dict[int, asyncio.Task[None]] = {}
         self._waiting: deque[PlannedRequest] = deque()
         self._next = 0
@@ -246,8 +248,8 @@ class LoadClient:
         """An answer has ended: the turn after it is due after its pause, or never, where the answer was none."""
         for request in self._followers.pop(record.index, ()):
             mine = self._records[request.index]
-            if record.verdict is not Verdict.OK or self._stopped:
-                mine.error = "earlier_turn" if record.verdict is not Verdict.OK else "unfinished"
+            if record.verdict is not Ending.OK or self._stopped:
+                mine.error = "earlier_turn" if record.verdict is not Ending.OK else "unfinished"
                 mine.scheduled_s = mine.last_s = self.now()
                 self._pending_turns -= 1
                 self._failed += 1
@@ -281,7 +283,7 @@ class LoadClient:
                 return
         self._connect(request, where)
 
-    def _send(self, connection: Connection, request: PlannedRequest) -> None:
+    def _send(self, connection: LoadConnection, request: PlannedRequest) -> None:
         self._inflight[request.index] = (self.now(), connection)
         try:
             connection.send(request, self._records[request.index])
@@ -295,11 +297,11 @@ class LoadClient:
 
     async def _open_and_send(self, request: PlannedRequest, where: int) -> None:
         address = self.targets[where]
-        connection: Connection | None = None
+        connection: LoadConnection | None = None
         try:
             async with asyncio.timeout(self.config.connect_timeout_s):
                 _, connection = await self._loop.create_connection(
-                    lambda: Connection(self, where),
+                    lambda: LoadConnection(self, where),
                     address.host,
                     address.port,
                     ssl=self._tls() if address.tls else None,
@@ -327,7 +329,7 @@ class LoadClient:
         return self._context
 
     # Called by connections
-    def free(self, connection: Connection) -> None:
+    def free(self, connection: LoadConnection) -> None:
         """A connection may carry the next request."""
         if not self._waiting:
             self._idle[connection.target].append(connection)
@@ -338,7 +340,7 @@ class LoadClient:
         self._idle[connection.target].append(connection)
         self._start(self._waiting.popleft())
 
-    def forget(self, connection: Connection) -> None:
+    def forget(self, connection: LoadConnection) -> None:
         """A connection is closed."""
         self._open.discard(connection)
         idle = self._idle[connection.target]
@@ -346,7 +348,7 @@ class LoadClient:
             idle.remove(connection)
         self._start_waiting()
 
-    def retry(self, request: PlannedRequest, record: Record, connection: Connection) -> None:
+    def retry(self, request: PlannedRequest, record: Record, connection: LoadConnection) -> None:
         """A reused connection was closed before any byte of the answer: once more on a fresh one."""
         self._open.discard(connection)
         record.sent_s = record.connected_s = None
@@ -362,17 +364,17 @@ class LoadClient:
         """A request is over."""
         self._inflight.pop(record.index, None)
         verdict = record.verdict
-        if verdict is Verdict.OK:
+        if verdict is Ending.OK:
             self._ok += 1
         else:
             self._failed += 1
-            self._cut += verdict is Verdict.CUT
+            self._cut += verdict is Ending.CUT
         if self._followers:
             self._follow(record)
         if self._closed:
             # Not at once: a connection that carried the answer is free for the next request only after this. And a
             # server that refuses is not asked as fast as it can refuse.
-            pause_s = 0.0 if verdict is Verdict.OK else _FAILED_PAUSE_S
+            pause_s = 0.0 if verdict is Ending.OK else _FAILED_PAUSE_S
             self._loop.call_later(pause_s, self._next_in_lane_and_check)
         elif record.error == "connect":
             self._start_waiting()

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from exaserve.bench.outcome import Step
+from exaserve.bench.outcome import RateStep
 from exaserve.bench.slo import Gate, GateResult
 from exaserve.bench.stats import Summary
 
@@ -59,7 +59,7 @@ class KneeSearch:
 
 
 def judge_step(
-    summary: Summary, gates: Sequence[Gate], results: Sequence[GateResult], lowest: Sequence[Step]
+    summary: Summary, gates: Sequence[Gate], results: Sequence[GateResult], lowest: Sequence[RateStep]
 ) -> tuple[bool, str]:
     """Whether a rate holds, and why not.
 

@@ -8,13 +8,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from exaserve.bench.load import LoadResult
-from exaserve.bench.record import Record, Verdict
+from exaserve.bench.record import Ending, Record
 from exaserve.bench.slo import GateResult
 from exaserve.bench.stats import Summary
-from exaserve.bench.telemetry import Telemetry
+from exaserve.bench.telemetry import ServerSeries
 from exaserve.report import GateView, HeatView, RunView, ScenarioView, StepView, seconds
 
-__all__ = ["KIND", "Outcome", "Step", "client_problems", "document", "lines_beside", "run_view", "unlike"]
+__all__ = ["KIND", "BenchResult", "RateStep", "client_problems", "document", "lines_beside", "run_view", "unlike"]
 
 KIND = "exaserve-bench"
 VERSION = 1
@@ -31,7 +31,7 @@ CPU_SHARE_MAX = 0.9
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class RateStep:
     """One rate of a run that steps it up."""
 
     rate_per_s: float
@@ -44,7 +44,7 @@ class Step:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
+class BenchResult:
     """Everything a run gave.
 
     Attributes:
@@ -66,8 +66,8 @@ class Outcome:
     gates: Sequence[GateResult] = ()
     goodput_per_s: float | None = None
     cost_per_1000: float | None = None
-    telemetry: Telemetry = field(default_factory=Telemetry)
-    steps: Sequence[Step] = ()
+    telemetry: ServerSeries = field(default_factory=ServerSeries)
+    steps: Sequence[RateStep] = ()
 
     @property
     def passed(self) -> bool | None:
@@ -104,7 +104,7 @@ def _samples(records: Sequence[Record], replicas: Mapping[str, int], scenarios: 
         groups.setdefault(record.scenario, []).append(record)
     out = {}
     for name, group in groups.items():
-        good = [r for r in group if r.verdict is Verdict.OK and r.ttft_s is not None and r.latency_s is not None]
+        good = [r for r in group if r.verdict is Ending.OK and r.ttft_s is not None and r.latency_s is not None]
         step = max(1, math.ceil(len(good) / SAMPLES_MAX))
         kept = good[::step]
         out[name] = {
@@ -116,7 +116,7 @@ def _samples(records: Sequence[Record], replicas: Mapping[str, int], scenarios: 
     return out
 
 
-def document(outcome: Outcome) -> dict[str, Any]:
+def document(outcome: BenchResult) -> dict[str, Any]:
     """For JSON."""
     names = sorted({record.replica for record in outcome.records if record.replica})
     client = outcome.client

@@ -8,10 +8,10 @@ from dataclasses import dataclass, field, fields
 from enum import Enum
 from typing import Any
 
-__all__ = ["Record", "Verdict"]
+__all__ = ["Ending", "Record"]
 
 
-class Verdict(Enum):
+class Ending(Enum):
     """How a request ended. Exactly one per request."""
 
     OK = "ok"
@@ -76,10 +76,10 @@ class Record:
     retries: int = 0
 
     @property
-    def verdict(self) -> Verdict:
+    def verdict(self) -> Ending:
         if self.complete and not self.error:
-            return Verdict.OK
-        return Verdict.CUT if self.first_token_s is not None and 200 <= self.status < 400 else Verdict.FAILED
+            return Ending.OK
+        return Ending.CUT if self.first_token_s is not None and 200 <= self.status < 400 else Ending.FAILED
 
     @property
     def ttft_s(self) -> float | None:

@@ -13,15 +13,24 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from exaserve.bench.record import Record, Verdict
+from exaserve.bench.record import Ending, Record
 from exaserve.bench.stats import Summary
 from exaserve.domain.errors import ConfigError
 from exaserve.workload import percentile
 
-__all__ = ["A9_OBJECTIVES", "Gate", "GateResult", "Measured", "evaluate", "goodput", "parse_gate", "parse_objectives"]
+__all__ = [
+    "REFERENCE_OBJECTIVES",
+    "Gate",
+    "GateResult",
+    "RunFigures",
+    "evaluate",
+    "goodput",
+    "parse_gate",
+    "parse_objectives",
+]
 
-A9_OBJECTIVES = ("A: p99_ttft_ms<=850", "B: p99_ttft_ms<=2200", "C: p99_ttft_ms<=5500")
-"""The limits that go with the built-in scenarios, under the name ``a9``."""
+REFERENCE_OBJECTIVES = ("A: p99_ttft_ms<=850", "B: p99_ttft_ms<=2200", "C: p99_ttft_ms<=5500")
+"""The limits that go with the built-in scenarios, under the name ``reference``."""
 WORST_MAX = 5
 """Requests named as evidence."""
 
@@ -99,7 +108,7 @@ class GateResult:
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class RunFigures:
     """What objectives are judged by.
 
     Attributes:
@@ -160,7 +169,7 @@ def parse_objectives(document: Any, name: str = "objectives") -> list[Gate]:
     ]
 
 
-def evaluate(gates: Iterable[Gate], measured: Measured) -> list[GateResult]:
+def evaluate(gates: Iterable[Gate], measured: RunFigures) -> list[GateResult]:
     """Judges every objective."""
     every = list(gates)
     return [_judge(gate, every, measured) for gate in every]
@@ -176,7 +185,7 @@ def goodput(records: Sequence[Record], gates: Sequence[Gate]) -> int:
             limits.setdefault(gate.scenario, []).append((_VALUES[match["what"]], gate.limit * factor))
 
     def good(record: Record) -> bool:
-        if record.verdict is not Verdict.OK:
+        if record.verdict is not Ending.OK:
             return False
         mine = limits.get(record.scenario, []) + limits.get("", [])
         return all((value := read(record)) is None or value <= limit for read, limit in mine)
@@ -184,7 +193,7 @@ def goodput(records: Sequence[Record], gates: Sequence[Gate]) -> int:
     return sum(good(record) for record in records)
 
 
-def _judge(gate: Gate, gates: Sequence[Gate], measured: Measured) -> GateResult:
+def _judge(gate: Gate, gates: Sequence[Gate], measured: RunFigures) -> GateResult:
     records = [r for r in measured.records if not gate.scenario or r.scenario == gate.scenario]
     match = _LATENCY.match(gate.metric)
     if match is not None:
@@ -196,7 +205,7 @@ def _judge(gate: Gate, gates: Sequence[Gate], measured: Measured) -> GateResult:
 
 def _latency(gate: Gate, match: re.Match[str], records: Sequence[Record]) -> GateResult:
     read, factor = _VALUES[match["what"]], 1000.0 if match["unit"] == "ms" else 1.0
-    found = [(v * factor, r) for r in records if r.verdict is Verdict.OK and (v := read(r)) is not None]
+    found = [(v * factor, r) for r in records if r.verdict is Ending.OK and (v := read(r)) is not None]
     if not found:
         return GateResult(gate, None, passed=False, samples=0, evidence={"reason": "no good answer to measure"})
     ordered = sorted(v for v, _ in found)
@@ -223,7 +232,7 @@ def _latency(gate: Gate, match: re.Match[str], records: Sequence[Record]) -> Gat
 
 
 def _figure(
-    gate: Gate, gates: Sequence[Gate], records: Sequence[Record], measured: Measured
+    gate: Gate, gates: Sequence[Gate], records: Sequence[Record], measured: RunFigures
 ) -> tuple[float | None, int, dict[str, Any]]:
     """Value, samples and evidence of a metric that is not a latency."""
     metric, summary, count = gate.metric, measured.summary, len(records)

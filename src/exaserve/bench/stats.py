@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import TypeVar
 
-from exaserve.bench.record import Record, Verdict
+from exaserve.bench.record import Ending, Record
 from exaserve.workload import Distribution, distribution, percentile
 
 __all__ = [
@@ -147,7 +147,7 @@ def _differences(records: Sequence[Record], difference: Callable[[Record], float
 
 def _tokens_within(record: Record, start_s: float, end_s: float) -> float:
     """Tokens of a good answer that came within a time: by its events, or by its end where it has none."""
-    if record.verdict is not Verdict.OK:
+    if record.verdict is not Ending.OK:
         return 0.0
     if not record.token_s:
         return float(record.tokens) if start_s <= (record.last_s or 0.0) < end_s else 0.0
@@ -157,13 +157,13 @@ def _tokens_within(record: Record, start_s: float, end_s: float) -> float:
 
 
 def _scenario(name: str, records: Sequence[Record]) -> ScenarioStats:
-    good = [record for record in records if record.verdict is Verdict.OK]
+    good = [record for record in records if record.verdict is Ending.OK]
     return ScenarioStats(
         name=name,
         requests=len(records),
         ok=len(good),
-        failed=sum(record.verdict is Verdict.FAILED for record in records),
-        cut=sum(record.verdict is Verdict.CUT for record in records),
+        failed=sum(record.verdict is Ending.FAILED for record in records),
+        cut=sum(record.verdict is Ending.CUT for record in records),
         ttft=_differences(good, lambda r: r.ttft_s),
         ttft_sent=_differences(good, lambda r: r.ttft_sent_s),
         latency=_differences(good, lambda r: r.latency_s),
@@ -198,7 +198,7 @@ def windows(records: Iterable[Record], window_s: float, duration_s: float) -> Wi
     for record in records:
         index = math.floor(record.scheduled_s / window_s)
         ttft = record.ttft_s
-        if record.verdict is Verdict.OK and ttft is not None and 0 <= index < len(buckets):
+        if record.verdict is Ending.OK and ttft is not None and 0 <= index < len(buckets):
             buckets[index].append(ttft)
     p99 = tuple(percentile(sorted(b), 0.99) if len(b) >= WINDOW_SAMPLES_MIN else None for b in buckets)
     known = [value for value in p99 if value is not None]
@@ -231,7 +231,7 @@ def summarise(
         by_scenario.setdefault(record.scenario, []).append(record)
     total = _scenario("all", kept)
     measured_s = max(duration_s - warmup_s, 1e-9)
-    ended = [r for r in records if r.verdict is Verdict.OK and warmup_s <= (r.last_s or 0.0) < duration_s]
+    ended = [r for r in records if r.verdict is Ending.OK and warmup_s <= (r.last_s or 0.0) < duration_s]
     return Summary(
         duration_s=duration_s,
         all=total,

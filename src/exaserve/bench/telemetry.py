@@ -18,7 +18,7 @@ import httpx
 
 from exaserve.engines import parse
 
-__all__ = ["GPU_QUERIES", "KV_QUERIES", "MetricsWatch", "Telemetry", "query_prometheus"]
+__all__ = ["GPU_QUERIES", "KV_QUERIES", "MetricsWatch", "ServerSeries", "query_prometheus"]
 
 PERIOD_S = 1.0
 TIMEOUT_S = 3.0
@@ -41,7 +41,7 @@ GPU_QUERIES = (
 
 
 @dataclass(slots=True)
-class Telemetry:
+class ServerSeries:
     """Series of the run, instants in seconds from its start.
 
     Attributes:
@@ -54,13 +54,13 @@ class Telemetry:
     gpu: list[tuple[float, float]] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
 
-    def cut(self, start_s: float, end_s: float) -> Telemetry:
+    def cut(self, start_s: float, end_s: float) -> ServerSeries:
         """Only what was measured from ``start_s`` to ``end_s``."""
 
         def within(series: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
             return [(at, value) for at, value in series if start_s <= at <= end_s]
 
-        return Telemetry({name: within(series) for name, series in self.kv.items()}, within(self.gpu), self.problems)
+        return ServerSeries({name: within(series) for name, series in self.kv.items()}, within(self.gpu), self.problems)
 
     def figures(self) -> dict[str, float]:
         """``kv_max`` (largest of any replica), ``kv_spread`` (standard deviation over the replicas, mean over time) and
@@ -108,7 +108,7 @@ class MetricsWatch:
     def __init__(self, urls: Sequence[str], headers: Mapping[str, str] | None = None) -> None:
         self.urls = urls
         self._started_at = time.monotonic()
-        self.telemetry = Telemetry()
+        self.telemetry = ServerSeries()
         self._headers = dict(headers or {})
         self._task: asyncio.Task[None] | None = None
         self._taken = 0
@@ -168,7 +168,7 @@ async def query_prometheus(
     gpu_query: str = "",
     kv_query: str = "",
     headers: Mapping[str, str] | None = None,
-) -> Telemetry:
+) -> ServerSeries:
     """What a Prometheus server knows of a time.
 
     Args:
@@ -177,7 +177,7 @@ async def query_prometheus(
         gpu_query: in place of :data:`GPU_QUERIES`; must give one series of 0..1.
         kv_query: in place of :data:`KV_QUERIES`; must give one series of 0..1 per replica.
     """
-    out = Telemetry()
+    out = ServerSeries()
     step = max(1.0, (end - start) / 5_000.0)
     async with httpx.AsyncClient(timeout=10.0, headers=dict(headers or {})) as client:
 

@@ -14,7 +14,7 @@ from exaserve.bench.events import EventReader, UsageSeen, usage_seen
 from exaserve.bench.record import Record
 from exaserve.workload import BodyRenderer, PlannedRequest
 
-__all__ = ["Client", "Connection", "Target", "target"]
+__all__ = ["Client", "LoadConnection", "Target", "target"]
 
 _JSON_TAIL_BYTES = 4_096
 """Of an answer that is not streamed only the end is kept, where ``usage`` stands."""
@@ -30,13 +30,13 @@ class Client(Protocol):
     def now(self) -> float:
         """Seconds from the start of the run."""
 
-    def free(self, connection: Connection) -> None:
+    def free(self, connection: LoadConnection) -> None:
         """The connection may carry the next request."""
 
-    def forget(self, connection: Connection) -> None:
+    def forget(self, connection: LoadConnection) -> None:
         """The connection is closed."""
 
-    def retry(self, request: PlannedRequest, record: Record, connection: Connection) -> None:
+    def retry(self, request: PlannedRequest, record: Record, connection: LoadConnection) -> None:
         """A reused connection was closed before any byte of the answer."""
 
     def first_token(self, record: Record) -> None:
@@ -78,7 +78,7 @@ def target(url: str, path: str, headers: Sequence[tuple[str, str]]) -> Target:
     return Target(parts.hostname, port, tls, ("\r\n".join(lines) + "\r\n").encode("latin-1"))
 
 
-class Connection(asyncio.Protocol):
+class LoadConnection(asyncio.Protocol):
     """One connection to one target; carries one request at a time."""
 
     __slots__ = (

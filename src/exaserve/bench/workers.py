@@ -21,7 +21,7 @@ from exaserve.bench.client import LoadClient
 from exaserve.bench.load import LoadConfig, LoadResult, Progress
 from exaserve.bench.record import Record
 from exaserve.domain.errors import ExaServeError
-from exaserve.workload import Plan, PlannedRequest
+from exaserve.workload import LoadPlan, PlannedRequest
 
 __all__ = ["deal", "run_load"]
 
@@ -33,7 +33,7 @@ _CHUNK = 5_000
 _JOIN_S = 5.0
 
 
-def deal(plan: Plan, count: int) -> list[tuple[Plan, list[int]]]:
+def deal(plan: LoadPlan, count: int) -> list[tuple[LoadPlan, list[int]]]:
     """``count`` plans, each with the places that its requests have in the whole one."""
     owners: list[int] = []
     roots = 0
@@ -53,7 +53,7 @@ def deal(plan: Plan, count: int) -> list[tuple[Plan, list[int]]]:
         hands[owner].append(dataclasses.replace(request, index=index, after=after))
         places[owner].append(request.index)
     return [
-        (Plan(tuple(hand), plan.duration_s, plan.seed, plan.scenarios), where)
+        (LoadPlan(tuple(hand), plan.duration_s, plan.seed, plan.scenarios), where)
         for hand, where in zip(hands, places, strict=True)
     ]
 
@@ -64,7 +64,7 @@ def _share(total: int, count: int, which: int) -> int:
 
 async def run_load(
     config: LoadConfig,
-    plan: Plan,
+    plan: LoadPlan,
     processes: int = 0,
     on_progress: Callable[[Progress], None] | None = None,
     stop: asyncio.Event | None = None,
@@ -117,7 +117,7 @@ class _Crew:
     """The processes of one run, seen from the one that started them."""
 
     def __init__(
-        self, config: LoadConfig, plan: Plan, count: int, on_progress: Callable[[Progress], None] | None
+        self, config: LoadConfig, plan: LoadPlan, count: int, on_progress: Callable[[Progress], None] | None
     ) -> None:
         self.on_progress = on_progress
         self.plan = plan
@@ -264,7 +264,7 @@ def _sum(parts: Sequence[Progress], duration_s: float) -> Progress:
     )
 
 
-def _child(pipe: Pipe, config: LoadConfig, plan: Plan) -> None:
+def _child(pipe: Pipe, config: LoadConfig, plan: LoadPlan) -> None:
     """What a load process does."""
     import signal
 
@@ -285,7 +285,7 @@ def _child(pipe: Pipe, config: LoadConfig, plan: Plan) -> None:
         pipe.send(("result", dataclasses.replace(result, records=[])))
 
 
-async def _drive(pipe: Pipe, config: LoadConfig, plan: Plan) -> LoadResult:
+async def _drive(pipe: Pipe, config: LoadConfig, plan: LoadPlan) -> LoadResult:
     loop = asyncio.get_running_loop()
     client = LoadClient(config, plan, lambda progress: pipe.send(("progress", progress)))
     # A collection of millions of records would stop the loop for longer than answers take; cycles are few here.

@@ -1,6 +1,6 @@
 """Measures one replica and fits the constants that scheduler, emulator, simulator and planner share."""
 
-from exaserve.calibrate.design import Batch, Design, Probe, design_runs
+from exaserve.calibrate.design import BatchRun, Design, ProbeRun, design_runs
 from exaserve.calibrate.judge import (
     GOOD_SHARE,
     Prediction,
@@ -14,12 +14,12 @@ from exaserve.calibrate.measure import Measurements, Measurer, decode_point
 
 __all__ = [
     "GOOD_SHARE",
-    "Batch",
+    "BatchRun",
     "Design",
     "Measurements",
     "Measurer",
     "Prediction",
-    "Probe",
+    "ProbeRun",
     "decode_point",
     "design_runs",
     "evidence",

@@ -10,7 +10,7 @@ import itertools
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-__all__ = ["Batch", "Design", "Probe", "design_runs"]
+__all__ = ["BatchRun", "Design", "ProbeRun", "design_runs"]
 
 KV_SHARE_MAX = 0.7
 """Share of the cache that a run may fill: above it engines preempt, and measure that."""
@@ -21,7 +21,7 @@ PREFILL_TOKENS_PER_STEP = 1_024
 
 
 @dataclass(frozen=True, slots=True)
-class Batch:
+class BatchRun:
     """``sequences`` prompts of ``prompt_tokens`` sent together, with answers long enough that all decode at once."""
 
     sequences: int
@@ -30,10 +30,10 @@ class Batch:
 
 
 @dataclass(frozen=True, slots=True)
-class Probe:
+class ProbeRun:
     """A background batch, and short prompts sent into it after some of its tokens."""
 
-    background: Batch
+    background: BatchRun
     after_s: tuple[float, ...]
 
 
@@ -62,7 +62,7 @@ class Design:
     probe_after_s: tuple[float, ...] = (0.2, 1.0, 3.0)
 
 
-def design_runs(design: Design, limits: Mapping[str, int]) -> tuple[list[int], list[Batch], list[Probe]]:
+def design_runs(design: Design, limits: Mapping[str, int]) -> tuple[list[int], list[BatchRun], list[ProbeRun]]:
     """Lone prompts, batches and probes within an engine's limits.
 
     Args:
@@ -75,7 +75,7 @@ def design_runs(design: Design, limits: Mapping[str, int]) -> tuple[list[int], l
     return prompts, list(_batches(design, limits)), list(_probes(design, limits))
 
 
-def _fitting(sequences: int, prompt: int, steps: int, limits: Mapping[str, int]) -> Batch | None:
+def _fitting(sequences: int, prompt: int, steps: int, limits: Mapping[str, int]) -> BatchRun | None:
     """A batch within the limits; its answers are cut where the context is short, and it is dropped where too short."""
     waits = -(-sequences * prompt // PREFILL_TOKENS_PER_STEP)
     output = steps + waits + 8
@@ -84,10 +84,10 @@ def _fitting(sequences: int, prompt: int, steps: int, limits: Mapping[str, int])
     room = KV_SHARE_MAX * (limits.get("kv_tokens_max") or 1 << 60)
     if output < waits + STEPS_MIN or sequences * (prompt + output) > room:
         return None
-    return Batch(sequences, prompt, output) if sequences <= (limits.get("max_num_seqs") or sequences) else None
+    return BatchRun(sequences, prompt, output) if sequences <= (limits.get("max_num_seqs") or sequences) else None
 
 
-def _batches(design: Design, limits: Mapping[str, int]) -> Iterator[Batch]:
+def _batches(design: Design, limits: Mapping[str, int]) -> Iterator[BatchRun]:
     length = limits.get("max_model_len") or 1 << 30
     contexts = sorted({min(c, max(128, length - 2 * design.steps - 64)) for c in design.contexts})
     for sequences, context in itertools.product(sorted(set(design.batches)), contexts):
@@ -96,9 +96,9 @@ def _batches(design: Design, limits: Mapping[str, int]) -> Iterator[Batch]:
             yield batch
 
 
-def _probes(design: Design, limits: Mapping[str, int]) -> Iterator[Probe]:
+def _probes(design: Design, limits: Mapping[str, int]) -> Iterator[ProbeRun]:
     for sequences, context in design.probes:
         # As long as the probes need; how long a step takes is not known yet, so the background is ended when they are.
         batch = _fitting(sequences, context, 2_048, limits)
         if batch is not None:
-            yield Probe(batch, design.probe_after_s)
+            yield ProbeRun(batch, design.probe_after_s)

@@ -11,8 +11,8 @@ from typing import Any
 
 import httpx
 
-from exaserve.bench import BodyRenderer, LoadClient, LoadConfig, Plan, PlannedRequest, Record, Verdict
-from exaserve.calibrate.design import Batch, Design, Probe, design_runs
+from exaserve.bench import BodyRenderer, Ending, LoadClient, LoadConfig, LoadPlan, PlannedRequest, Record
+from exaserve.calibrate.design import BatchRun, Design, ProbeRun, design_runs
 from exaserve.engines import parse
 from exaserve.engines.exposition import label
 from exaserve.perfmodel.fitting import DecodePoint, PrefillPoint
@@ -49,7 +49,7 @@ class Measurements:
 
 def decode_point(records: Sequence[Record], kv_used: float = math.nan) -> DecodePoint | None:
     """The steady part of a batch: from the last first token to the first last one. None where there is hardly any."""
-    if not records or any(r.verdict is not Verdict.OK or len(r.token_s) < 2 for r in records):
+    if not records or any(r.verdict is not Ending.OK or len(r.token_s) < 2 for r in records):
         return None
     begin = max(r.token_s[0] for r in records)
     end = min(r.token_s[-1] for r in records)
@@ -199,14 +199,14 @@ class Measurer:
             concurrency=concurrency,
             requests_max=len(requests) if concurrency else None,
         )
-        return LoadClient(config, Plan(tuple(requests), REQUEST_TIMEOUT_S, 0, ("run",)))
+        return LoadClient(config, LoadPlan(tuple(requests), REQUEST_TIMEOUT_S, 0, ("run",)))
 
     async def _lone(self, tokens: int) -> None:
         count = self.design.repeats_cold + self.design.repeats
         requests = [self._request(i, tokens, 2) for i in range(count)]
         records = (await self._client(requests, concurrency=1).run()).records
         for record in records[self.design.repeats_cold :]:
-            if record.verdict is not Verdict.OK or record.ttft_sent_s is None:
+            if record.verdict is not Ending.OK or record.ttft_sent_s is None:
                 self.out.dropped.append(f"lone prompt of {tokens} tokens: {record.error or record.status}")
                 continue
             computed = (record.prompt_tokens if record.prompt_seen is None else record.prompt_seen) - (
@@ -214,14 +214,14 @@ class Measurer:
             )
             self.out.prefill.append(PrefillPoint(computed, record.ttft_sent_s))
 
-    async def _batch(self, batch: Batch) -> None:
+    async def _batch(self, batch: BatchRun) -> None:
         await self._idle()
         requests = [self._request(i, batch.prompt_tokens, batch.output_tokens) for i in range(batch.sequences)]
         name = f"{batch.sequences} sequences at {batch.prompt_tokens} tokens"
         preempted = self._series[-1].get("preemptions_total") if self._series else None
         result = await self._client(requests).run()
         records, start = result.records, result.started_at
-        bad = [r for r in records if r.verdict is not Verdict.OK]
+        bad = [r for r in records if r.verdict is not Ending.OK]
         if bad:
             self.out.dropped.append(f"{name}: {len(bad)} failed ({bad[0].error}, status {bad[0].status})")
             return
@@ -256,7 +256,7 @@ class Measurer:
         times = sorted(r.ttft_sent_s for r in records[1:] if r.ttft_sent_s is not None)
         return times[len(times) // 2] if times else math.nan
 
-    async def _probe(self, probe: Probe, alone_s: float) -> None:
+    async def _probe(self, probe: ProbeRun, alone_s: float) -> None:
         """Short prompts into a running batch; each is one observation."""
         await self._idle()
         batch = probe.background

@@ -16,10 +16,19 @@ from rich.console import Console
 from exaserve.bench import LoadResult, Progress, Summary, summarise
 from exaserve.bench.compare import compare_runs
 from exaserve.bench.knee import KneeSearch, judge_step
-from exaserve.bench.outcome import KIND, Outcome, Step, client_problems, document, lines_beside, run_view, unlike
+from exaserve.bench.outcome import (
+    KIND,
+    BenchResult,
+    RateStep,
+    client_problems,
+    document,
+    lines_beside,
+    run_view,
+    unlike,
+)
 from exaserve.bench.record import Record
-from exaserve.bench.slo import Measured, evaluate, goodput
-from exaserve.bench.telemetry import MetricsWatch, Telemetry, query_prometheus
+from exaserve.bench.slo import RunFigures, evaluate, goodput
+from exaserve.bench.telemetry import MetricsWatch, ServerSeries, query_prometheus
 from exaserve.bench.workers import run_load
 from exaserve.cli import bench_options as opt
 from exaserve.cli.bench_live import LiveView
@@ -27,7 +36,7 @@ from exaserve.cli.bench_setup import RATE, BenchOptions, Setup, prepare
 from exaserve.cli.bench_show import show_beside, show_differences, show_outcome, show_steps
 from exaserve.domain.errors import ConfigError
 from exaserve.report import runs_report, seconds
-from exaserve.workload import Plan
+from exaserve.workload import LoadPlan
 
 __all__ = ["bench"]
 
@@ -183,11 +192,11 @@ class _Run:
         self.name = name or setup.options.urls[0]
         self.stop = asyncio.Event()
 
-    def go(self, step_s: float | None) -> Outcome:
+    def go(self, step_s: float | None) -> BenchResult:
         """Runs it. The first Ctrl-C sends nothing more and waits for answers; the second one ends it at once."""
         import uvloop
 
-        async def main() -> Outcome:
+        async def main() -> BenchResult:
             loop = asyncio.get_running_loop()
             task = asyncio.ensure_future(self._once() if step_s is None else self._profile(step_s))
 
@@ -205,7 +214,7 @@ class _Run:
         except asyncio.CancelledError:
             raise KeyboardInterrupt from None
 
-    async def _load(self, plan: Plan, title: str) -> tuple[LoadResult, Telemetry]:
+    async def _load(self, plan: LoadPlan, title: str) -> tuple[LoadResult, ServerSeries]:
         began: list[float] = []
         watch = MetricsWatch(self.metric_urls, self.setup.auth)
         with LiveView(self.console, title, plan.scenarios) as view:
@@ -225,7 +234,7 @@ class _Run:
             telemetry = asked
         return result, telemetry
 
-    async def _once(self) -> Outcome:
+    async def _once(self) -> BenchResult:
         setup, o = self.setup, self.setup.options
         plan = setup.plan()
         how = f"{o.concurrency} at once" if o.concurrency else f"{len(plan) / plan.duration_s:,.4g} requests/s"
@@ -250,11 +259,11 @@ class _Run:
             )
         return self._outcome(summary, records, result, telemetry.cut(warmup_s, duration_s), notes)
 
-    async def _profile(self, step_s: float) -> Outcome:
+    async def _profile(self, step_s: float) -> BenchResult:
         setup = self.setup
         search = KneeSearch(setup.options.rate_per_s or RATE)
-        steps: list[Step] = []
-        kept: tuple[Summary, list[Record], LoadResult, Telemetry] | None = None
+        steps: list[RateStep] = []
+        kept: tuple[Summary, list[Record], LoadResult, ServerSeries] | None = None
         for number, rate in enumerate(search.rates()):
             plan = setup.plan(rate, step_s, setup.options.seed + number)
             if not number:
@@ -271,11 +280,11 @@ class _Run:
                 scenarios=plan.scenarios,
             )
             due = [r for r in result.records if warmup_s <= r.scheduled_s < plan.duration_s]
-            results = evaluate(setup.gates, Measured(due, summary, telemetry.figures()))
+            results = evaluate(setup.gates, RunFigures(due, summary, telemetry.figures()))
             held, why = judge_step(summary, setup.gates, results, steps)
             if (problems := client_problems(result, summary)) and not held:
                 why = f"client at its limit: {problems[0]}"
-            steps.append(Step(rate, summary, held, why))
+            steps.append(RateStep(rate, summary, held, why))
             search.tell(rate, held=held)
             self.console.print(
                 f"{rate:,.4g} requests/s: P50 {seconds(summary.all.ttft.p50)}, P99 {seconds(summary.all.ttft.p99)}, "
@@ -289,7 +298,7 @@ class _Run:
         notes = [*setup.notes, "latencies are those of the highest rate that held"]
         return self._outcome(*kept, notes, steps)
 
-    def _announce(self, plan: Plan, how: str) -> None:
+    def _announce(self, plan: LoadPlan, how: str) -> None:
         setup = self.setup
         planned = "" if setup.options.concurrency else f"{len(plan):,} requests in {plan.duration_s:g} s; "
         self.console.print(
@@ -303,10 +312,10 @@ class _Run:
         summary: Summary,
         records: Sequence[Record],
         result: LoadResult,
-        telemetry: Telemetry,
+        telemetry: ServerSeries,
         notes: list[str],
-        steps: Sequence[Step] = (),
-    ) -> Outcome:
+        steps: Sequence[RateStep] = (),
+    ) -> BenchResult:
         gates = self.setup.gates
         due = [r for r in records if summary.warmup_s <= r.scheduled_s < summary.duration_s]
         figures = telemetry.figures()
@@ -327,7 +336,7 @@ class _Run:
             "prompt lengths": self.setup.lengths.how,
             "load processes": self.setup.processes,
         }
-        return Outcome(
+        return BenchResult(
             name=self.name,
             facts=facts,
             summary=summary,
@@ -335,7 +344,7 @@ class _Run:
             client=result,
             spoilt=client_problems(result, summary),
             notes=notes + telemetry.problems,
-            gates=evaluate(gates, Measured(due, summary, figures)),
+            gates=evaluate(gates, RunFigures(due, summary, figures)),
             goodput_per_s=goodput(due, gates) / measured_s if gates else None,
             cost_per_1000=cost,
             telemetry=telemetry,
@@ -343,7 +352,7 @@ class _Run:
         )
 
 
-def _measured(plan: Plan, result: LoadResult, *, stopped: bool) -> tuple[float, list[Record]]:
+def _measured(plan: LoadPlan, result: LoadResult, *, stopped: bool) -> tuple[float, list[Record]]:
     """Length of the run and its records; after a stop, only what was sent."""
     if not stopped:
         return plan.duration_s, result.records
@@ -352,7 +361,7 @@ def _measured(plan: Plan, result: LoadResult, *, stopped: bool) -> tuple[float, 
     return max(min(end, plan.duration_s), 1e-3), sent
 
 
-def _write(outcome: Outcome, as_json: Path | None, records: Path | None, html: Path | None) -> None:
+def _write(outcome: BenchResult, as_json: Path | None, records: Path | None, html: Path | None) -> None:
     doc = document(outcome)
     if as_json is not None:
         text = json.dumps(doc, allow_nan=False) + "\n"

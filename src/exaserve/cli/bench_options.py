@@ -150,7 +150,7 @@ MaxCompletionTokens = Annotated[
 
 Slo = Annotated[
     list[str] | None,
-    typer.Option(help="Objective such as 'A: p99_ttft_ms<=850', a YAML file, or a9.", rich_help_panel=_VERDICT),
+    typer.Option(help="Objective such as 'A: p99_ttft_ms<=850', a YAML file, or reference.", rich_help_panel=_VERDICT),
 ]
 CostPerHour = Annotated[
     float, typer.Option(help="Of what serves; gives cost per 1,000 requests.", rich_help_panel=_VERDICT)

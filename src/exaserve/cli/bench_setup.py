@@ -14,7 +14,7 @@ import httpx
 import yaml
 
 from exaserve.bench import LoadConfig
-from exaserve.bench.slo import A9_OBJECTIVES, Gate, parse_gate, parse_objectives
+from exaserve.bench.slo import REFERENCE_OBJECTIVES, Gate, parse_gate, parse_objectives
 from exaserve.bench.tokens import Lengths, ServerTokenizer, local_counter, measure_lengths
 from exaserve.domain.errors import ConfigError
 from exaserve.workload import (
@@ -23,8 +23,8 @@ from exaserve.workload import (
     Arrivals,
     BodyRenderer,
     Conversations,
+    LoadPlan,
     Mix,
-    Plan,
     Sessions,
     TraceRow,
     make_plan,
@@ -102,7 +102,9 @@ class Setup:
     rows: list[TraceRow] = field(default_factory=list)
     auth: dict[str, str] = field(default_factory=dict)
 
-    def plan(self, rate_per_s: float | None = None, duration_s: float | None = None, seed: int | None = None) -> Plan:
+    def plan(
+        self, rate_per_s: float | None = None, duration_s: float | None = None, seed: int | None = None
+    ) -> LoadPlan:
         """The requests; ``--profile`` gives each step its own rate and seed."""
         o = self.options
         seed = o.seed if seed is None else seed
@@ -125,7 +127,9 @@ class Setup:
         plan = make_plan(self.mix, self._arrivals(rate or RATE, length or DURATION_S), seed, **self._sessions())
         if o.requests_max is not None:
             kept = plan.requests[: o.requests_max]
-            plan = Plan(kept, min(plan.duration_s, kept[-1].scheduled_s + 1e-6) if kept else 1.0, seed, plan.scenarios)
+            plan = LoadPlan(
+                kept, min(plan.duration_s, kept[-1].scheduled_s + 1e-6) if kept else 1.0, seed, plan.scenarios
+            )
         return plan
 
     def _arrivals(self, rate: float, duration_s: float) -> Arrivals:
@@ -146,7 +150,7 @@ class Setup:
             return {"sessions": Sessions(o.sessions or 16, o.cache_hit or 0.5)}
         return {}
 
-    def _closed_plan(self, duration_s: float, seed: int) -> Plan:
+    def _closed_plan(self, duration_s: float, seed: int) -> LoadPlan:
         count = min(self.options.requests_max or CLOSED_PLAN_MAX, CLOSED_PLAN_MAX)
         arrivals = Arrivals(float(count), 1.0, "constant")
         if self.rows:
@@ -154,7 +158,7 @@ class Setup:
         else:
             assert self.mix is not None
             plan = make_plan(self.mix, arrivals, seed, **self._sessions())
-        return Plan(plan.requests, duration_s, seed, plan.scenarios)
+        return LoadPlan(plan.requests, duration_s, seed, plan.scenarios)
 
     def warmup_s(self, duration_s: float) -> float:
         given = self.options.warmup_s
@@ -252,8 +256,8 @@ def _check(o: BenchOptions) -> None:
 def _gates(texts: Sequence[str]) -> list[Gate]:
     gates: list[Gate] = []
     for text in texts:
-        if text.lower() == "a9":
-            gates += [parse_gate(each) for each in A9_OBJECTIVES]
+        if text.lower() == "reference":
+            gates += [parse_gate(each) for each in REFERENCE_OBJECTIVES]
         elif "<" in text or ">" in text:
             gates.append(parse_gate(text))
         else:
@@ -366,7 +370,7 @@ def _inexact(lengths: Lengths) -> str:
     return "" if lengths.error_tokens == 0 and ";" not in lengths.how else f"prompt lengths {lengths.how}"
 
 
-def _processes(o: BenchOptions, plan: Plan) -> int:
+def _processes(o: BenchOptions, plan: LoadPlan) -> int:
     if o.processes is not None:
         return max(0, o.processes)
     rate = len(plan) / max(plan.duration_s, 1e-9)

@@ -11,7 +11,7 @@ from rich.text import Text
 
 from exaserve.bench import ScenarioStats
 from exaserve.bench.compare import Difference
-from exaserve.bench.outcome import Outcome, Step
+from exaserve.bench.outcome import BenchResult, RateStep
 from exaserve.report import seconds
 
 __all__ = ["show_beside", "show_differences", "show_outcome", "show_steps"]
@@ -24,12 +24,12 @@ def _wide(console: Console) -> Console:
     return console if console.is_terminal else Console(file=console.file, width=_LOG_WIDTH)
 
 
-def _stats(outcome: Outcome) -> list[ScenarioStats]:
+def _stats(outcome: BenchResult) -> list[ScenarioStats]:
     scenarios = [s for s in outcome.summary.scenarios if s.requests]
     return [*scenarios, outcome.summary.all] if len(scenarios) != 1 else scenarios
 
 
-def show_outcome(console: Console, outcome: Outcome) -> None:
+def show_outcome(console: Console, outcome: BenchResult) -> None:
     """Latencies, rates, verdict, and what to know of them."""
     wide = _wide(console)
     table = Table(title="Time to first token, from the instant each request was due", title_justify="left")
@@ -88,7 +88,7 @@ def _bad(count: int) -> Text:
     return Text(f"{count:,}", style="red" if count else "")
 
 
-def _lines(outcome: Outcome) -> list[str]:
+def _lines(outcome: BenchResult) -> list[str]:
     summary, every = outcome.summary, outcome.summary.all
     measured = summary.duration_s - summary.warmup_s
     lines = [
@@ -136,7 +136,7 @@ def _lines(outcome: Outcome) -> list[str]:
     return lines
 
 
-def _show_gates(console: Console, outcome: Outcome) -> None:
+def _show_gates(console: Console, outcome: BenchResult) -> None:
     if not outcome.gates:
         return
     table = Table(title="Objectives", title_justify="left")
@@ -153,7 +153,7 @@ def _show_gates(console: Console, outcome: Outcome) -> None:
     console.print(table)
 
 
-def show_steps(console: Console, steps: Sequence[Step], knee_per_s: float) -> None:
+def show_steps(console: Console, steps: Sequence[RateStep], knee_per_s: float) -> None:
     """Rates tried by ``--profile``."""
     table = Table(title="Rates", title_justify="left")
     for name in ("offered/s", "answered/s", "tokens/s", "first token P50", "P99", "whole P99", "failed", "held"):

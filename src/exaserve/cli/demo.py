@@ -13,7 +13,7 @@ import typer
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from exaserve.bench import Plan
+    from exaserve.bench import LoadPlan
     from exaserve.cli.demo_report import PolicyRun
     from exaserve.config import Cluster
     from exaserve.local.cluster import LocalCluster
@@ -177,7 +177,9 @@ async def _compare(
     return runs
 
 
-async def _drive(local: LocalCluster, policy: str, plan: Plan, parameters: Parameters, console: Console) -> PolicyRun:
+async def _drive(
+    local: LocalCluster, policy: str, plan: LoadPlan, parameters: Parameters, console: Console
+) -> PolicyRun:
     """One plan through one gateway."""
     import os
 

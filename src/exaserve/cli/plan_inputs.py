@@ -20,11 +20,11 @@ from exaserve.planning import (
     Prices,
     RequestClass,
     Targets,
-    a9_demand,
     find_link,
     model_from_config,
     model_from_name,
     parse_engine,
+    reference_demand,
 )
 from exaserve.planning.queueing import saturation
 
@@ -122,7 +122,7 @@ def _memory(text: str) -> tuple[float, ...]:
 
 def _demand(o: Mapping[str, Any]) -> tuple[Demand, bool]:
     if o["scenarios"]:
-        return a9_demand(o["rps"]), True
+        return reference_demand(o["rps"]), True
     prompt, output = o["prompt_tokens"] or 1000, o["output_tokens"] or 200
     if o["rps"] is not None:
         return Demand((RequestClass("requests", prompt, output, o["rps"]),)), True

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from exaserve.simulate.objectives import Capacity, Objective
     from exaserve.simulate.record import RunStats
     from exaserve.simulate.settings import SimSettings
-    from exaserve.simulate.units import Unit
+    from exaserve.simulate.units import SimUnit
     from exaserve.workload import Mix
 
 __all__ = ["simulate"]
@@ -39,7 +39,7 @@ class Study:
     """
 
     cluster: Cluster
-    units: list[Unit]
+    units: list[SimUnit]
     mix: Mix
     settings: SimSettings
     rate_per_s: float

@@ -9,7 +9,7 @@ from exaserve.planning.architecture import Architecture
 from exaserve.planning.catalogue import find_shape, model_from_config, model_from_name
 from exaserve.planning.chart import sweep_html, sweep_svg
 from exaserve.planning.cost import Prices
-from exaserve.planning.demand import A9, Demand, RequestClass, Targets, a9_demand
+from exaserve.planning.demand import REFERENCE_CLASSES, Demand, RequestClass, Targets, reference_demand
 from exaserve.planning.deploy import cluster_file
 from exaserve.planning.engine import EngineVersion, parse_engine
 from exaserve.planning.explain import Term, explain
@@ -23,9 +23,9 @@ from exaserve.planning.report import memory_dict, plan_dict, sweep_dicts
 from exaserve.planning.weights import Placement
 
 __all__ = [
-    "A9",
     "FORMATS",
     "LINKS",
+    "REFERENCE_CLASSES",
     "Architecture",
     "Comparison",
     "Demand",
@@ -44,7 +44,6 @@ __all__ = [
     "Targets",
     "Term",
     "WeightFormat",
-    "a9_demand",
     "cluster_file",
     "compare",
     "explain",
@@ -58,6 +57,7 @@ __all__ = [
     "plan_dict",
     "plan_memory",
     "read_log",
+    "reference_demand",
     "sweep",
     "sweep_dicts",
     "sweep_html",

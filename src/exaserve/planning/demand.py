@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 
 from exaserve.domain.errors import ConfigError
 
-__all__ = ["A9", "Demand", "RequestClass", "Targets", "a9_demand", "block_for_length"]
+__all__ = ["REFERENCE_CLASSES", "Demand", "RequestClass", "Targets", "block_for_length", "reference_demand"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,21 +106,23 @@ class Demand:
         )
 
 
-A9 = (
+REFERENCE_CLASSES = (
     RequestClass("A", 327, 120, 800.0, 0.850),
     RequestClass("B", 4_218, 160, 120.0, 2.200),
     RequestClass("C", 12_842, 200, 15.0, 5.500),
 )
 """The benchmark's scenarios: short, long, very long, with their rates and P99 limits."""
 
-_A9_MIX = (0.65, 0.30, 0.05)
+_REFERENCE_SHARES = (0.65, 0.30, 0.05)
 
 
-def a9_demand(rps: float | None = None) -> Demand:
+def reference_demand(rps: float | None = None) -> Demand:
     """The three scenarios at their own rates, or mixed 65/30/5 % at ``rps`` requests per second in total."""
     if rps is None:
-        return Demand(A9)
-    return Demand(tuple(replace(c, rate_s=rps * share) for c, share in zip(A9, _A9_MIX, strict=True)))
+        return Demand(REFERENCE_CLASSES)
+    return Demand(
+        tuple(replace(c, rate_s=rps * share) for c, share in zip(REFERENCE_CLASSES, _REFERENCE_SHARES, strict=True))
+    )
 
 
 def block_for_length(prompt_tokens: int) -> int:

@@ -1,6 +1,6 @@
 """Every request of a simulated run, as columns: when it is due, and how long its prompt and its answer are.
 
-Two sources give the same distribution: a bench :class:`~exaserve.workload.Plan` (the very requests that
+Two sources give the same distribution: a bench :class:`~exaserve.workload.LoadPlan` (the very requests that
 ``exaserve bench`` sends under this seed), and columns drawn by numpy, thirty times as fast, for millions of requests.
 """
 
@@ -13,16 +13,16 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from exaserve.workload import HEAD_TOKENS, Arrivals, Mix, OutputLengths, Plan, Sessions, make_plan
+from exaserve.workload import HEAD_TOKENS, Arrivals, LoadPlan, Mix, OutputLengths, Sessions, make_plan
 
-__all__ = ["PLANNED_MAX", "Demand", "demand"]
+__all__ = ["PLANNED_MAX", "SimDemand", "demand"]
 
 PLANNED_MAX = 200_000
 """Expected requests up to which a run has the plan that bench would send; above, numpy draws another one."""
 
 
 @dataclass(frozen=True, slots=True)
-class Demand:
+class SimDemand:
     """Columns of equal length, ordered by time.
 
     Attributes:
@@ -54,7 +54,7 @@ def demand(
     seed: int,
     sessions: Sessions | None = None,
     factors: Sequence[tuple[float, float]] = (),
-) -> Demand:
+) -> SimDemand:
     """Poisson arrivals of ``mix``.
 
     Args:
@@ -68,7 +68,7 @@ def demand(
     else:
         drawn = _drawn(mix, arrivals, seed)
     at = np.interp(drawn.at, totals, knots) if factors else drawn.at
-    return Demand(
+    return SimDemand(
         drawn.scenarios,
         at,
         drawn.scenario,
@@ -94,11 +94,11 @@ def _integral(
     return np.array(knots), np.array(totals)
 
 
-def _from_plan(plan: Plan, mix: Mix) -> Demand:
+def _from_plan(plan: LoadPlan, mix: Mix) -> SimDemand:
     requests = plan.requests
     names = [scenario.name for scenario in mix.scenarios]
     number = {name: index for index, name in enumerate(names)}
-    return Demand(
+    return SimDemand(
         tuple(names),
         np.array([r.scheduled_s for r in requests], dtype=np.float64),
         np.array([number[r.scenario] for r in requests], dtype=np.uint8),
@@ -111,7 +111,7 @@ def _from_plan(plan: Plan, mix: Mix) -> Demand:
     )
 
 
-def _drawn(mix: Mix, arrivals: Arrivals, seed: int) -> Demand:
+def _drawn(mix: Mix, arrivals: Arrivals, seed: int) -> SimDemand:
     when, which, length = (np.random.default_rng([seed, stream]) for stream in range(3))
     mean = arrivals.rate_per_s * arrivals.duration_s
     count = int(mean + 6.0 * math.sqrt(mean) + 10.0)
@@ -129,7 +129,7 @@ def _drawn(mix: Mix, arrivals: Arrivals, seed: int) -> Demand:
         if each.prompt is not None:
             prompt[mine] = np.maximum(_lengths(each.prompt, int(mine.sum()), asked), HEAD_TOKENS + 1)
     nobody = np.full(len(at), -1, dtype=np.int32)
-    return Demand(
+    return SimDemand(
         tuple(s.name for s in mix.scenarios),
         at,
         scenario,

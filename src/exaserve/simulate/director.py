@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 from exaserve.domain.replica import ReplicaId
 from exaserve.simulate.call import Call
 from exaserve.simulate.replica import Mode, SimReplica
-from exaserve.simulate.script import Event, select
-from exaserve.simulate.units import Unit
+from exaserve.simulate.script import ScriptEvent, select
+from exaserve.simulate.units import SimUnit
 
 if TYPE_CHECKING:
     from exaserve.simulate.gateway import SimGateway
@@ -35,7 +35,7 @@ class Director:
         self._gone: list[SimReplica] = []
 
     # -- membership -------------------------------------------------------------------------------------------------
-    def add(self, now: float, unit: Unit, *, known: bool) -> SimReplica:
+    def add(self, now: float, unit: SimUnit, *, known: bool) -> SimReplica:
         """A replica joins; ``known``: it runs and has been probed before the run."""
         replica = SimReplica(self._world, unit)
         self._world.replicas[unit.spec.id] = replica
@@ -70,7 +70,7 @@ class Director:
                     job.gateway.give_up(job, now)
 
     # -- the script -------------------------------------------------------------------------------------------------
-    def start(self, events: Sequence[Event]) -> None:
+    def start(self, events: Sequence[ScriptEvent]) -> None:
         for event in events:
             if event.action != "rate":
                 self._world.at(event.at_s, self._do, event)
@@ -85,7 +85,7 @@ class Director:
                 for gateway in self._gateways:
                     gateway.check_deadlines(now, replica)
 
-    def _do(self, now: float, event: Event, _: object) -> None:
+    def _do(self, now: float, event: ScriptEvent, _: object) -> None:
         if event.action == "add":
             for _number in range(int(float(event.what))):
                 self._add_like(now, event)
@@ -97,7 +97,7 @@ class Director:
             for replica in select(event.what, pairs, world.rng):
                 self._do_one(now, event, world.replicas[ReplicaId(replica)])
 
-    def _do_one(self, now: float, event: Event, replica: SimReplica) -> None:
+    def _do_one(self, now: float, event: ScriptEvent, replica: SimReplica) -> None:
         action = event.action
         if action == "fail":
             replica.fail(now)
@@ -133,7 +133,7 @@ class Director:
                 gateway.scheduler.undrain(replica.id)
             gateway.wake(now)
 
-    def _add_like(self, now: float, event: Event) -> None:
+    def _add_like(self, now: float, event: ScriptEvent) -> None:
         """One more replica of the first one's kind, ready after ``event.ready_s``."""
         like = next(iter(self._world.replicas.values()))
         self._added += 1
@@ -152,7 +152,7 @@ class Director:
         replica.start(now)
 
     # -- rollout ----------------------------------------------------------------------------------------------------
-    def _roll(self, now: float, event: Event, todo: list[ReplicaId]) -> None:
+    def _roll(self, now: float, event: ScriptEvent, todo: list[ReplicaId]) -> None:
         """Drains the next batch, then waits for it to be empty."""
         batch = [self._world.replicas[r] for r in todo[: event.batch] if r in self._world.replicas]
         for replica in batch:
@@ -160,7 +160,7 @@ class Director:
         if batch:
             self._world.at(now + _DRAINED_S, self._emptied, (event, batch, todo[event.batch :]))
 
-    def _emptied(self, now: float, roll: tuple[Event, list[SimReplica], list[ReplicaId]], _: object) -> None:
+    def _emptied(self, now: float, roll: tuple[ScriptEvent, list[SimReplica], list[ReplicaId]], _: object) -> None:
         event, batch, _todo = roll
         if any(replica.jobs() for replica in batch):
             self._world.at(now + _DRAINED_S, self._emptied, roll)
@@ -174,7 +174,7 @@ class Director:
             self._world.at(now + event.ready_s, self._ready, replica)
         self._world.at(now + max(event.ready_s, _DRAINED_S), self._rolled, roll)
 
-    def _rolled(self, now: float, roll: tuple[Event, list[SimReplica], list[ReplicaId]], _: object) -> None:
+    def _rolled(self, now: float, roll: tuple[ScriptEvent, list[SimReplica], list[ReplicaId]], _: object) -> None:
         """Lets the batch take requests again, and goes on with the next one."""
         event, batch, todo = roll
         for replica in batch:

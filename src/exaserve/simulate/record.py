@@ -9,17 +9,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from exaserve.simulate.demand import Demand
+from exaserve.simulate.demand import SimDemand
 from exaserve.simulate.recorder import ERRORS, Recorder
 
-__all__ = ["Figures", "RunStats", "summarise"]
+__all__ = ["RunStats", "ScenarioFigures", "summarise"]
 
 WINDOW_SAMPLES_MIN = 20
 """Windows with fewer answers than this say nothing about a P99."""
 
 
 @dataclass(frozen=True, slots=True)
-class Figures:
+class ScenarioFigures:
     """One scenario's requests, or all of them. Seconds, but for the counts; NaN where there are none."""
 
     name: str
@@ -44,13 +44,13 @@ class RunStats:
         windows_std: their population standard deviation.
         queued: requests that waited in an admission queue.
         retried: requests that needed more than one attempt.
-        idle_share: of the usable replicas' time while anybody waited, the share without anything to do (A16).
+        idle_share: of the usable replicas' time while anybody waited, the share without anything to do.
         errors: why requests failed, with counts.
         requests_per_s / tokens_per_s: good answers and their tokens, per second of the measured time.
         curve: quantiles of the time to first token per scenario for plotting, at :data:`CURVE`.
     """
 
-    scenarios: tuple[Figures, ...]
+    scenarios: tuple[ScenarioFigures, ...]
     windows_p99: tuple[float, ...]
     windows_std: float
     queued: int
@@ -62,10 +62,10 @@ class RunStats:
     curve: dict[str, tuple[float, ...]]
 
     @property
-    def all(self) -> Figures:
+    def all(self) -> ScenarioFigures:
         return self.scenarios[-1]
 
-    def scenario(self, name: str) -> Figures:
+    def scenario(self, name: str) -> ScenarioFigures:
         """Raises KeyError for a name that there is not."""
         for figures in self.scenarios:
             if figures.name == name:
@@ -75,7 +75,9 @@ class RunStats:
     def as_dict(self) -> dict[str, Any]:
         """For JSON. NaN becomes None."""
         return {
-            "scenarios": {f.name: {k: _plain(getattr(f, k)) for k in Figures.__slots__[1:]} for f in self.scenarios},
+            "scenarios": {
+                f.name: {k: _plain(getattr(f, k)) for k in ScenarioFigures.__slots__[1:]} for f in self.scenarios
+            },
             "windows_p99": [_plain(value) for value in self.windows_p99],
             "windows_std": _plain(self.windows_std),
             "queued": self.queued,
@@ -94,7 +96,7 @@ def _plain(value: Any) -> Any:
     return None if isinstance(value, float) and math.isnan(value) else value
 
 
-def summarise(demand: Demand, recorder: Recorder, warmup_s: float, window_s: float, idle_share: float) -> RunStats:
+def summarise(demand: SimDemand, recorder: Recorder, warmup_s: float, window_s: float, idle_share: float) -> RunStats:
     """Statistics of the requests that were due from ``warmup_s`` on; latency counts from the scheduled instant."""
     at = demand.at
     first = np.frombuffer(recorder.first, dtype=np.float64)
@@ -139,12 +141,12 @@ def _figures(
     ttft: NDArray[np.float64],
     e2e: NDArray[np.float64],
     queued: NDArray[np.float32],
-) -> Figures:
+) -> ScenarioFigures:
     t50, t90, t99, t100 = _quantiles(ttft, (0.5, 0.9, 0.99, 1.0))
     e50, e99 = _quantiles(e2e, (0.5, 0.99))
     (q99,) = _quantiles(queued.astype(np.float64), (0.99,))
     requests = int(mine.sum())
-    return Figures(name, requests, requests - len(ttft), t50, t90, t99, t100, e50, e99, q99)
+    return ScenarioFigures(name, requests, requests - len(ttft), t50, t90, t99, t100, e50, e99, q99)
 
 
 def _windows(

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 from exaserve.domain.replica import ReplicaId, Report
 from exaserve.perfmodel.engine import Request, State
 from exaserve.perfmodel.runs import RunEngine
-from exaserve.simulate.units import Unit
+from exaserve.simulate.units import SimUnit
 from exaserve.simulate.world import Stepper
 
 if TYPE_CHECKING:
@@ -83,7 +83,7 @@ class SimReplica(Stepper):
         "world",
     )
 
-    def __init__(self, world: World, unit: Unit) -> None:
+    def __init__(self, world: World, unit: SimUnit) -> None:
         super().__init__()
         self.world = world
         self.unit = unit

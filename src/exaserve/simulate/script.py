@@ -33,7 +33,7 @@ import yaml
 
 from exaserve.domain.errors import ConfigError
 
-__all__ = ["ACTIONS", "Event", "load_script", "parse_script", "rate_factors", "select"]
+__all__ = ["ACTIONS", "ScriptEvent", "load_script", "parse_script", "rate_factors", "select"]
 
 ACTIONS: dict[str, tuple[str, ...]] = {
     "fail": (),
@@ -58,7 +58,7 @@ _EVENTS_MAX = 10_000
 
 
 @dataclass(frozen=True, slots=True)
-class Event:
+class ScriptEvent:
     """One entry of a script.
 
     Attributes:
@@ -76,7 +76,7 @@ class Event:
     batch: int = 1
 
 
-def load_script(path: Path) -> tuple[Event, ...]:
+def load_script(path: Path) -> tuple[ScriptEvent, ...]:
     """Events of a file. ConfigError where it cannot be read or says something that is not understood."""
     try:
         text = path.read_text()
@@ -85,7 +85,7 @@ def load_script(path: Path) -> tuple[Event, ...]:
     return parse_script(text, str(path))
 
 
-def parse_script(text: str, name: str = "events") -> tuple[Event, ...]:
+def parse_script(text: str, name: str = "events") -> tuple[ScriptEvent, ...]:
     """Events of a text, in order of time. ConfigError as :func:`load_script`."""
     try:
         tree = yaml.safe_load(text)
@@ -101,7 +101,7 @@ def parse_script(text: str, name: str = "events") -> tuple[Event, ...]:
     return tuple(sorted(events, key=lambda event: event.at_s))
 
 
-def _event(entry: Any, where: str) -> Event:
+def _event(entry: Any, where: str) -> ScriptEvent:
     if not isinstance(entry, Mapping):
         raise ConfigError(f"{where}: must be a mapping with at and an action", param=where)
     actions = [key for key in entry if key in ACTIONS]
@@ -116,7 +116,7 @@ def _event(entry: Any, where: str) -> Event:
     if needed is not None and needed not in entry:
         raise ConfigError(f"{where}: {action} needs {needed}", param=where)
     what = str(entry[action]).strip()
-    event = Event(
+    event = ScriptEvent(
         _seconds(entry["at"], f"{where}.at"),
         action,
         what,
@@ -154,7 +154,7 @@ def _seconds(value: Any, where: str) -> float:
     return _number(text, where)
 
 
-def rate_factors(events: Sequence[Event]) -> tuple[tuple[float, float], ...]:
+def rate_factors(events: Sequence[ScriptEvent]) -> tuple[tuple[float, float], ...]:
     """``(from second, factor)`` of the script's rate events."""
     return tuple((event.at_s, float(event.what)) for event in events if event.action == "rate")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from exaserve.simulate.script import Event
+from exaserve.simulate.script import ScriptEvent
 
 __all__ = ["SimSettings"]
 
@@ -41,7 +41,7 @@ class SimSettings:
     warmup_s: float = 5.0
     window_s: float = 5.0
     drain_s: float = 300.0
-    events: tuple[Event, ...] = field(default=())
+    events: tuple[ScriptEvent, ...] = field(default=())
 
     def __post_init__(self) -> None:
         if self.gateways < 1:

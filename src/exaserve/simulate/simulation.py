@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from exaserve.config import Cluster
 from exaserve.scheduling import POLICIES
 from exaserve.simulate.call import Call
-from exaserve.simulate.demand import Demand
+from exaserve.simulate.demand import SimDemand
 from exaserve.simulate.director import Director
 from exaserve.simulate.gateway import SimGateway
 from exaserve.simulate.oracle import ORACLE, oracle
@@ -16,7 +16,7 @@ from exaserve.simulate.record import RunStats, summarise
 from exaserve.simulate.recorder import Recorder
 from exaserve.simulate.replica import SimReplica
 from exaserve.simulate.settings import SimSettings
-from exaserve.simulate.units import Unit
+from exaserve.simulate.units import SimUnit
 from exaserve.simulate.world import World
 
 __all__ = ["POLICY_NAMES", "Simulation"]
@@ -40,8 +40,8 @@ class Simulation:
     def __init__(
         self,
         cluster: Cluster,
-        units: Sequence[Unit],
-        demand: Demand,
+        units: Sequence[SimUnit],
+        demand: SimDemand,
         settings: SimSettings,
         policy: str,
         on_progress: Callable[[float], None] | None = None,

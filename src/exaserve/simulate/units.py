@@ -16,7 +16,7 @@ from exaserve.perfmodel.engine import Request
 from exaserve.perfmodel.runs import RunEngine
 from exaserve.workload import Mix
 
-__all__ = ["Unit", "profile_of", "replica_capacity_per_s", "units_of"]
+__all__ = ["SimUnit", "profile_of", "replica_capacity_per_s", "units_of"]
 
 _REQUESTS = 600
 _IN_REPLICA = (4, 8, 12, 16, 24, 32, 64)
@@ -24,7 +24,7 @@ _IN_REPLICA = (4, 8, 12, 16, 24, 32, 64)
 
 
 @dataclass(frozen=True, slots=True)
-class Unit:
+class SimUnit:
     """One replica to simulate: how the scheduler knows it, and what it can do.
 
     Attributes:
@@ -43,7 +43,7 @@ def profile_of(pool: Pool) -> EngineProfile:
     return pool_engine_profile(pool)
 
 
-def units_of(cluster: Cluster, replicas: int | None = None) -> list[Unit]:
+def units_of(cluster: Cluster, replicas: int | None = None) -> list[SimUnit]:
     """The replicas that serve the cluster's first model, of every version.
 
     Args:
@@ -63,7 +63,7 @@ def units_of(cluster: Cluster, replicas: int | None = None) -> list[Unit]:
         one = _sized(cluster, pool, replicas) if replicas is not None else cluster
         specs = msgspec.structs.replace(one, pools=(pool,)).replicas()[:replicas]
         made = profile_of(pool)
-        units += [Unit(spec, made, pool.emulator.speed, pool.emulator.prefix_caching) for spec in specs]
+        units += [SimUnit(spec, made, pool.emulator.speed, pool.emulator.prefix_caching) for spec in specs]
         if replicas is not None:
             break
     if not units:

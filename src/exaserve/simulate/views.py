@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from exaserve.report import GateView, RunView, ScenarioView
-from exaserve.simulate.demand import Demand
+from exaserve.simulate.demand import SimDemand
 from exaserve.simulate.objectives import Objective
 from exaserve.simulate.record import RunStats
 from exaserve.simulate.recorder import Recorder
@@ -19,7 +19,7 @@ POINTS_MAX = 40_000
 
 def run_view(
     policy: str,
-    demand: Demand,
+    demand: SimDemand,
     recorder: Recorder,
     stats: RunStats,
     settings: SimSettings,

@@ -163,5 +163,5 @@ class World:
 
     @property
     def idle_share(self) -> float:
-        """Share of the usable replicas' time, while anybody waited, in which they had nothing to do (A16)."""
+        """Share of the usable replicas' time, while anybody waited, in which they had nothing to do."""
         return self.idle_while_waiting_s / self.up_while_waiting_s if self.up_while_waiting_s else 0.0

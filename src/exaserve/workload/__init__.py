@@ -3,15 +3,15 @@
 from exaserve.workload.arrivals import DAY, ArrivalKind, Arrivals
 from exaserve.workload.mixes import MIXES, parse_mix
 from exaserve.workload.plan import (
-    A9_MIX,
     HEAD_TOKENS,
     LONG,
+    REFERENCE_MIX,
     SHORT,
     VERY_LONG,
     Conversations,
+    LoadPlan,
     Mix,
     OutputLengths,
-    Plan,
     PlannedRequest,
     Scenario,
     Sessions,
@@ -23,12 +23,12 @@ from exaserve.workload.quantiles import Distribution, distribution, percentile
 from exaserve.workload.traces import TraceRow, detect_format, plan_from_rows, read_rows
 
 __all__ = [
-    "A9_MIX",
     "BYTES_PER_TOKEN",
     "DAY",
     "HEAD_TOKENS",
     "LONG",
     "MIXES",
+    "REFERENCE_MIX",
     "SHORT",
     "VERY_LONG",
     "ArrivalKind",
@@ -36,9 +36,9 @@ __all__ = [
     "BodyRenderer",
     "Conversations",
     "Distribution",
+    "LoadPlan",
     "Mix",
     "OutputLengths",
-    "Plan",
     "PlannedRequest",
     "Scenario",
     "Sessions",

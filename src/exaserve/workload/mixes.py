@@ -7,12 +7,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from exaserve.domain.errors import ConfigError
-from exaserve.workload.plan import A9_MIX, LONG, SHORT, VERY_LONG, Mix, OutputLengths, Scenario
+from exaserve.workload.plan import LONG, REFERENCE_MIX, SHORT, VERY_LONG, Mix, OutputLengths, Scenario
 
 __all__ = ["MIXES", "parse_mix"]
 
 MIXES: Mapping[str, Mix] = {
-    "mix": A9_MIX,
+    "mix": REFERENCE_MIX,
     "A": Mix(((SHORT, 1.0),)),
     "B": Mix(((LONG, 1.0),)),
     "C": Mix(((VERY_LONG, 1.0),)),

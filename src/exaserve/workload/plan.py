@@ -16,15 +16,15 @@ from typing import Literal
 from exaserve.workload.arrivals import Arrivals
 
 __all__ = [
-    "A9_MIX",
     "HEAD_TOKENS",
     "LONG",
+    "REFERENCE_MIX",
     "SHORT",
     "VERY_LONG",
     "Conversations",
+    "LoadPlan",
     "Mix",
     "OutputLengths",
-    "Plan",
     "PlannedRequest",
     "Scenario",
     "Sessions",
@@ -123,15 +123,9 @@ class Mix:
         total = sum(share for _, share in self.parts)
         return tuple(share / total for _, share in self.parts)
 
-    def mean_prompt_tokens(self) -> float:
-        return sum(s.prompt_tokens * share for (s, _), share in zip(self.parts, self.shares(), strict=True))
 
-    def mean_output_tokens(self) -> float:
-        """Mean before clipping; the clipped mean differs by a few per cent at most for the built-in scenarios."""
-        return sum(s.output.mean * share for (s, _), share in zip(self.parts, self.shares(), strict=True))
-
-
-A9_MIX = Mix(((SHORT, 0.65), (LONG, 0.30), (VERY_LONG, 0.05)))
+REFERENCE_MIX = Mix(((SHORT, 0.65), (LONG, 0.30), (VERY_LONG, 0.05)))
+"""The reference mix: 65 % short, 30 % long and 5 % very long prompts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,7 +221,7 @@ def prefix_parts(request: PlannedRequest) -> tuple[tuple[int, int], ...]:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class LoadPlan:
     """Every request of a run, in the order in which they are due; a request's ``index`` is its place."""
 
     requests: tuple[PlannedRequest, ...]
@@ -245,7 +239,7 @@ def make_plan(
     seed: int,
     sessions: Sessions | None = None,
     conversations: Conversations | None = None,
-) -> Plan:
+) -> LoadPlan:
     """All requests of a run. Instants, scenarios, lengths and heads have random streams of their own, so that a change
     of the mix leaves the instants alone (and so on): runs stay comparable request by request.
 
@@ -264,7 +258,7 @@ def make_plan(
         requests = _conversations(mix, arrivals, seed, conversations, streams)
     else:
         requests = _single(mix, arrivals, seed, sessions, streams)
-    return Plan(requests, arrivals.duration_s, seed, tuple(s.name for s in mix.scenarios))
+    return LoadPlan(requests, arrivals.duration_s, seed, tuple(s.name for s in mix.scenarios))
 
 
 class _Streams:

@@ -24,7 +24,7 @@ from typing import Any
 
 from exaserve.domain.errors import ConfigError
 from exaserve.workload.arrivals import Arrivals
-from exaserve.workload.plan import HEAD_TOKENS, HEADS, Plan, PlannedRequest
+from exaserve.workload.plan import HEAD_TOKENS, HEADS, LoadPlan, PlannedRequest
 
 __all__ = ["MOONCAKE_BLOCK_TOKENS", "TraceRow", "detect_format", "plan_from_rows", "read_rows"]
 
@@ -239,7 +239,7 @@ def plan_from_rows(
     duration_s: float | None = None,
     requests_max: int | None = None,
     arrivals: Arrivals | None = None,
-) -> Plan:
+) -> LoadPlan:
     """Replays a trace.
 
     Args:
@@ -282,4 +282,4 @@ def plan_from_rows(
     end = duration_s or (arrivals.duration_s if arrivals else (requests[-1].scheduled_s + 1e-6 if requests else 1.0))
     names = {name: None for _, name in _CLASSES} | {row.scenario: None for row in rows}
     seen = {request.scenario for request in requests}
-    return Plan(requests, end, seed, tuple(name for name in names if name in seen))
+    return LoadPlan(requests, end, seed, tuple(name for name in names if name in seen))
