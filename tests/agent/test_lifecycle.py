@@ -52,6 +52,9 @@ def test_illegal_pairs_raise() -> None:
             True,
         ),
         ("ERROR Worker proc VllmWorker-0 died unexpectedly (exit code: None)", "engine process died", False),
+        ("Value error, Sleep mode is not supported on current platform.", "wrong arguments", True),
+        ("No such option: --tenosr", "wrong arguments", True),
+        ("Invalid value for '--port': 'x' is not a valid integer.", "wrong arguments", True),
         ("INFO all is well", "", False),
     ],
 )
@@ -60,6 +63,35 @@ def test_last_words_are_understood(line, cause, hopeless) -> None:
     assert (found.cause, found.hopeless) == (cause, hopeless)
     if cause:
         assert found.line == line
+
+
+REJECTED_BY_VLLM = """\
+(APIServer pid=8) INFO 12-01 10:00:00 non-default args: {'enable_sleep_mode': True}
+(APIServer pid=8) Traceback (most recent call last):
+(APIServer pid=8)   File "vllm/engine/arg_utils.py", line 1, in create_engine_config
+(APIServer pid=8) pydantic_core._pydantic_core.ValidationError: 1 validation error for VllmConfig
+(APIServer pid=8)   Value error, Sleep mode is not supported on current platform. [type=value_error, input_value=1]
+(APIServer pid=8)     For further information visit https://errors.pydantic.dev/2.12/v/value_error
+"""
+BOXED = """\
+Usage: exaserve emulate [OPTIONS]
+\x1b[31m╭─\x1b[0m\x1b[31m Error \x1b[0m\x1b[31m──────────────────────────────╮\x1b[0m
+\x1b[31m│\x1b[0m No such option: --tenosr                 \x1b[31m│\x1b[0m
+\x1b[31m╰───────────────────────────────────────╯\x1b[0m
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        (REJECTED_BY_VLLM, "Value error, Sleep mode is not supported on current platform."),
+        (BOXED, "No such option: --tenosr"),
+    ],
+)
+def test_arguments_that_an_engine_rejects_are_named_and_not_tried_again(text, line) -> None:
+    found = diagnose(telling(text.splitlines(), 50))
+    refused = RestartPolicy(5, 1.0, 60.0, 600.0).failed("ended with exit code 1", found, False, 0.0)
+    assert (refused.delay_s, refused.reason) == (None, f"ended with exit code 1: wrong arguments: {line}")
 
 
 def test_last_words_leave_out_what_says_nothing() -> None:
@@ -95,6 +127,14 @@ def test_damaged_weights_are_not_tried_again() -> None:
     assert refused.delay_s is None
     assert "damaged weights: SafetensorError" in refused.reason
     assert policy.failed("was ended by SIGKILL", found, True, 1.0).delay_s == 1.0, "it had served: the weights are good"
+
+
+def test_exit_codes_of_a_wrong_command_line_are_believed_before_an_engine_has_served() -> None:
+    policy, nothing = RestartPolicy(5, 1.0, 60.0, 600.0), diagnose(["exaserve: no model of that name"])
+    for code in (2, 126, 127):
+        assert policy.failed(f"ended with exit code {code}", nothing, False, 0.0).delay_s is None
+    assert policy.failed("ended with exit code 2", nothing, True, 0.0).delay_s == 1.0
+    assert policy.failed("ended with exit code 12", nothing, False, 0.0).delay_s == 2.0
 
 
 def test_no_restart_at_all_where_none_is_allowed() -> None:

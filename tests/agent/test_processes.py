@@ -22,10 +22,23 @@ async def test_output_is_kept_and_told_line_by_line() -> None:
     assert lines == [("x", "one"), ("x", "two")]
 
 
-async def test_a_line_without_end_does_not_stop_the_reader() -> None:
-    child = await Child.start("x", [sys.executable, "-c", "print('a' * 1_000_000); print('end')"])
+async def test_a_line_that_is_too_long_is_told_in_pieces_and_nothing_of_it_is_lost() -> None:
+    lines: list[str] = []
+    script = "print('a' * 100_000); print('b' * 65_536); print('end')"
+    child = await Child.start("x", [sys.executable, "-c", script], on_line=lambda _, line: lines.append(line))
     assert await child.wait() == 0
-    assert child.tail[-1].endswith("end")
+    assert max(map(len, lines)) <= 2 * 65_536
+    assert "".join(lines) == "a" * 100_000 + "b" * 65_536 + "end"
+    assert lines[-1] == "end"
+
+
+async def test_output_is_read_on_where_nobody_can_take_it() -> None:
+    def refuse(_name: str, _line: str) -> None:
+        raise BrokenPipeError
+
+    child = await Child.start("x", ["sh", "-c", "echo one; echo two"], on_line=refuse)
+    assert await child.wait() == 0
+    assert [child.tail[0], child.tail[-1]] == ["one", "two"]
 
 
 async def test_what_ignores_sigterm_is_killed_with_all_it_started() -> None:

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -19,7 +20,7 @@ import msgspec
 import pytest
 from tests.ports import free_port, free_ports
 
-from exaserve.agent.host import ProcessHost
+from exaserve.agent.host import ProcessHost, _LogFile
 from exaserve.agent.lifecycle import State
 from exaserve.agent.machine import Machine
 from exaserve.agent.meters import Meters
@@ -61,6 +62,8 @@ async def node(
     settings: AgentSettings = QUICK,
     api_key: str = "",
     clock: Callable[[], float] = time.monotonic,
+    log_path: Path | None = None,
+    host: Any = None,
     **pool,
 ) -> AsyncIterator[Any]:
     entry = NodeEntry(name="n", address="127.0.0.1")
@@ -69,12 +72,13 @@ async def node(
     made = Pool(model="m", engine="command", engine_command=command, **pool)
     cluster = Cluster(nodes=(entry,), pools=(made,), agents=settings)
     lines: list[str] = []
+    plans = plan_node(cluster, entry, Machine(), folder)
     agent = NodeAgent(
         "n",
-        plan_node(cluster, entry, Machine(), folder),
+        plans if log_path is None else [replace(plan, log_path=log_path) for plan in plans],
         (),
         settings,
-        ProcessHost(settings.stop_s, settings.log_bytes_max),
+        host or ProcessHost(settings.stop_s, settings.log_bytes_max),
         EventLog(lines.append, burst_max=1000),
         meters=Meters(time.monotonic),
         rng=Random(0),
@@ -155,6 +159,85 @@ async def test_a_crash_is_restarted_and_given_up_in_the_end(tmp_path) -> None:
         await until(lambda: unit.state is State.FAILED)
         assert unit.restarts == 2
         assert "ended with exit code 3" in unit.reason and "gave up" in unit.reason
+
+
+async def test_an_engine_whose_log_cannot_be_written_is_supervised_all_the_same(tmp_path) -> None:
+    """A full disk: what the engine says is lost and told to be lost; its end is seen, and it comes back."""
+    crash = tmp_path / "crash"
+    flags = ("--crash-file", str(crash), "--words", "lost words")
+    async with node(tmp_path, *flags, log_path=Path("/dev/full")) as agent:
+        (unit,) = agent.units.values()
+        await until(lambda: unit.ready)
+        await until(lambda: any("event=log_not_written" in line for line in agent.lines))
+        assert [each.name for each in agent.watching.wrong()] == ["log_not_written"]
+        assert "No space left on device" in agent.watching.wrong()[0].detail
+        pid = unit.engine.pid
+        crash.touch()
+        await until(lambda: unit.restarts == 1 and unit.ready)
+        assert unit.engine.pid != pid
+        pid = unit.engine.pid
+        unit.ask("restart", 0.0)
+        await until(lambda: unit.ready and unit.engine.pid != pid)
+    assert unit.state is State.STOPPED
+    assert not any("failed" in line for line in agent.lines)
+
+
+def test_a_log_is_written_again_when_there_is_room_and_no_link_is_followed(tmp_path) -> None:
+    folder, elsewhere = tmp_path / "logs", tmp_path / "elsewhere"
+    folder.touch()  # not a folder yet: nothing can be written there
+    log = _LogFile(folder / "x.log", 10)
+    log.write("one\n")
+    assert "Not a directory" in log.problem or "File exists" in log.problem
+    folder.unlink()
+    log.write("two is long enough\n")
+    assert log.problem == ""
+    log.write("three\n")
+    log.close()
+    assert (folder / "x.log").read_text() == "three\n"
+    assert (folder / "x.log.1").read_text() == "two is long enough\n"
+    elsewhere.write_text("not ours\n")
+    (folder / "x.log").unlink()
+    (folder / "x.log").symlink_to(elsewhere)
+    linked = _LogFile(folder / "x.log", 10)
+    linked.write("four\n")
+    assert "is a symbolic link" in linked.problem
+    assert elsewhere.read_text() == "not ours\n"
+
+
+class _OddHost:
+    """Fails in ways that nobody foresaw: at the first start, then at each stop."""
+
+    def __init__(self) -> None:
+        self.inner = ProcessHost(QUICK.stop_s, QUICK.log_bytes_max)
+        self.starts = 0
+
+    async def start(self, plan, on_end):
+        self.starts += 1
+        if self.starts == 1:
+            raise RuntimeError("odd")
+        engine = await self.inner.start(plan, on_end)
+        stop = engine.stop
+
+        async def odd_stop() -> None:
+            await stop()
+            raise ZeroDivisionError("odd again")
+
+        engine.stop = odd_stop  # type: ignore[method-assign]
+        return engine
+
+
+async def test_an_error_of_the_supervision_itself_is_told_at_once_and_supervision_goes_on(tmp_path) -> None:
+    async with node(tmp_path, host=_OddHost()) as agent:
+        (unit,) = agent.units.values()
+        await until(lambda: unit.state is State.BACKOFF)
+        assert any("event=supervision_failed" in line and "odd" in line for line in agent.lines)
+        assert "RuntimeError" in unit.reason
+        await until(lambda: unit.ready)
+        pid = unit.engine.pid
+        unit.ask("restart", 0.0)
+        await until(lambda: unit.ready and unit.engine.pid != pid)
+        assert any("event=stop_failed" in line and "odd again" in line for line in agent.lines)
+    assert unit.state is State.STOPPED
 
 
 async def test_damaged_weights_are_reported_and_never_serve(tmp_path) -> None:
@@ -238,6 +321,13 @@ async def test_stages_start_in_order_and_before_the_engine(tmp_path) -> None:
     assert not any(alive(pid) for pid in pids)
     log = (tmp_path / "logs" / "n_r0.log").read_text()
     assert [line for line in log.splitlines() if "stage " in line] == [f"stage{k} | stage {k}" for k in range(3)]
+
+
+async def test_a_stage_that_ends_at_once_is_named_once(tmp_path) -> None:
+    async with node(tmp_path, pipeline_parallel_size=1, stage_command=("sh", "-c", "exit 127")) as agent:
+        (unit,) = agent.units.values()
+        await until(lambda: unit.state is State.FAILED)
+        assert unit.reason == "stage0 ended with exit code 127"
 
 
 def test_ports_are_held_against_agents_and_strangers() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import os
 import signal
 import sys
@@ -39,6 +40,11 @@ class Engine(Protocol):
     alarm: bool
     """Whether its output has given cause to ask it at once; whoever has asked sets it back."""
 
+    @property
+    def log_problem(self) -> str:
+        """Why its output cannot be written to its log now, "" where it can."""
+        ...
+
     def ended(self) -> str:
         """How it ended, in words; "" while it runs."""
         ...
@@ -68,29 +74,49 @@ class EngineHost(Protocol):
 
 
 class _LogFile:
-    """A file that is moved aside when it is full. Written by a thread of its own (:class:`LineSink`)."""
+    """A file that is moved aside when it is full, used by one thread of its own (:class:`LineSink`).
+
+    An engine must not depend on its log, so nothing here raises: a line that cannot be written is lost, ``problem``
+    says why, and the next line tries again. A symbolic link in the file's place is not followed.
+    """
 
     def __init__(self, path: Path, bytes_max: int) -> None:
+        self.problem = ""
         self._path = path
         self._bytes_max = bytes_max
-        path.parent.mkdir(parents=True, exist_ok=True)
-        self._file = path.open("a", encoding="utf-8", errors="replace")
-        self._size = path.stat().st_size
+        self._file = -1
+        self._size = 0
 
     def write(self, text: str) -> None:
-        if self._size > self._bytes_max:
-            self._file.close()
-            self._path.replace(self._path.with_suffix(".log.1"))
-            self._file = self._path.open("w", encoding="utf-8", errors="replace")
-            self._size = 0
-        self._file.write(text)
-        self._size += len(text)
+        data = text.encode(errors="replace")
+        try:
+            if self._size > self._bytes_max:
+                self.close()
+                self._path.replace(self._path.with_suffix(".log.1"))
+            if self._file < 0:
+                self._path.parent.mkdir(parents=True, exist_ok=True)
+                flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+                self._file = os.open(self._path, flags, 0o640)
+                self._size = os.fstat(self._file).st_size
+            while data:
+                written = os.write(self._file, data)
+                self._size += written
+                data = data[written:]
+        except OSError as error:
+            self.close()
+            linked = error.errno == errno.ELOOP
+            self.problem = f"{self._path}: {'is a symbolic link' if linked else error.strerror or error}"
+        else:
+            self.problem = ""
 
     def flush(self) -> None:
-        self._file.flush()
+        """Every write goes through at once."""
 
     def close(self) -> None:
-        self._file.close()
+        file, self._file, self._size = self._file, -1, 0
+        if file >= 0:
+            with contextlib.suppress(OSError):
+                os.close(file)
 
 
 class ProcessHost:
@@ -126,7 +152,7 @@ class ProcessHost:
         end = self._clock() + _STAGE_START_S
         while self._clock() < end:
             if how := engine.ended():
-                raise ConfigError(f"{stage.name} {how}", param="stage_command")
+                raise ConfigError(how, param="stage_command")
             with contextlib.suppress(OSError):
                 _, writer = await asyncio.open_connection(host, stage.port)
                 writer.close()
@@ -153,10 +179,12 @@ class _ProcessEngine:
         self.pid = 0
 
     def prepare(self, log_bytes_max: int) -> None:
-        """Folders and the log file; blocks."""
+        """Folders and files; blocks. OSError where they cannot be made: then the engine could not use them either."""
         self._plan.cache_dir.mkdir(parents=True, exist_ok=True)
         for path, text in self._plan.files.items():
-            Path(path).write_text(text)
+            file = Path(path)
+            if not file.is_file() or file.read_text() != text:  # a full disk must not keep back what is there already
+                file.write_text(text)
         self._log = _LogFile(self._plan.log_path, log_bytes_max)
         self._sink = LineSink(cast("TextIO", self._log))
 
@@ -185,6 +213,10 @@ class _ProcessEngine:
                 self._on_alarm()
         if self._sink is not None:
             self._sink(line if name == "engine" else f"{name} | {line}")
+
+    @property
+    def log_problem(self) -> str:
+        return self._log.problem if self._log is not None else ""
 
     def ended(self) -> str:
         for child in self._children:
@@ -223,8 +255,11 @@ class _ProcessEngine:
             child.close()
         await asyncio.gather(*self._waits, return_exceptions=True)
         self._hold.close()
+        await asyncio.get_running_loop().run_in_executor(None, self._end_log)
+
+    def _end_log(self) -> None:
         if self._sink is not None:
-            await asyncio.get_running_loop().run_in_executor(None, self._sink.close)
+            self._sink.close()
         if self._log is not None:
             self._log.close()
 

@@ -14,9 +14,9 @@ So the states are about what was *shown*: ``LOADING`` has a process, ``WARMING``
        └──────────────────────────────EXITED────────────────────────────┘ (BROKE ─▶ BACKOFF)
 
 A process that ends unasked goes through BACKOFF, where the restart policy decides between START and GIVE_UP; so does
-one that we had to end because it did not work (BROKE). A restart that an operator asks for is a stop that is followed
-by a START. A pair that is not in the
-table is a bug of the caller, and raises.
+one that we had to end because it did not work (BROKE), in whatever state it was when its supervision failed. A restart
+that an operator asks for is a stop that is followed by a START. A pair that is not in the table is a bug of the caller,
+and raises.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Event(Enum):
     STOP = "stop"
     EXITED = "exited"
     BROKE = "broke"
-    """It was stopped because it hung or never answered."""
+    """It was ended because it hung, never answered, or its supervision itself failed."""
     GIVE_UP = "give_up"
 
 
@@ -88,7 +88,13 @@ TRANSITIONS: dict[tuple[State, Event], State] = {
     (State.READY, Event.STOP): State.STOPPING,
     (State.DRAINING, Event.STOP): State.STOPPING,
     (State.STOPPING, Event.EXITED): State.STOPPED,
+    (State.STARTING, Event.BROKE): State.BACKOFF,
+    (State.LOADING, Event.BROKE): State.BACKOFF,
+    (State.WARMING, Event.BROKE): State.BACKOFF,
+    (State.READY, Event.BROKE): State.BACKOFF,
+    (State.DRAINING, Event.BROKE): State.BACKOFF,
     (State.STOPPING, Event.BROKE): State.BACKOFF,
+    (State.BACKOFF, Event.BROKE): State.BACKOFF,
 }
 
 

@@ -15,6 +15,7 @@ from typing import Any
 
 import msgspec
 
+from exaserve.agent.tasks import where_failed
 from exaserve.domain.replica import Report
 from exaserve.wire import Card
 from exaserve.wire.messages import CARDS_MAX
@@ -197,7 +198,10 @@ class Meters:
     async def _run(self) -> None:
         loop = asyncio.get_running_loop()
         while True:
-            await loop.run_in_executor(None, self.read)
+            try:
+                await loop.run_in_executor(None, self.read)
+            except Exception as error:  # noqa: BLE001 -- gateways hear of it, and the next round may be better
+                self.problem = f"figures of this machine cannot be read: {where_failed(error)}"
             await asyncio.sleep(EVERY_S)
 
     def read(self) -> None:

@@ -53,6 +53,8 @@ _SIGNS: tuple[tuple[str, bool, re.Pattern[str]], ...] = tuple(
             (
                 r"error: unrecognized arguments|error: argument --|invalid argument: |usage: .*\[-h\]"
                 r"|does not match the quantization method|is greater than the derived max_model_len"
+                r"|\bValue error, |No such option: |Invalid value for |Missing (?:option|argument) "
+                r"|Got unexpected extra argument"
             ),
         ),
         ("program not found", True, r": No such file or directory$|command not found|No module named"),
@@ -77,24 +79,38 @@ _SIGNS: tuple[tuple[str, bool, re.Pattern[str]], ...] = tuple(
 ALARM = re.compile(r"died unexpectedly|EngineDeadError|EngineCore encountered a fatal error|Scheduler hit an exception")
 """Lines after which vLLM's or SGLang's front end answers, for seconds, for an engine that is no more. Engines may also
 log what clients write, so such a line is a reason to ask at once, never proof."""
-_NOISE = re.compile(r'^nanobind: |^ - (?:leaked |\.\.\. skipped)|^See https?://|"(?:GET|POST) \S+ HTTP/1\.[01]" 2\d\d')
+_NOISE = re.compile(
+    r"^nanobind: |^- (?:leaked |\.\.\. skipped)|^See https?://|^For further information visit |^Error$"
+    r'|"(?:GET|POST) \S+ HTTP/1\.[01]" 2\d\d'
+)
+_FRAME = re.compile(r"\x1b\[[0-9;]*[A-Za-z]|[\u2500-\u257f]+")
+"""Colours, and the boxes that command lines draw around their errors."""
+_WRAPPER = re.compile(r"^\(\w+ pid=\d+\)\s*")
+"""vLLM puts the process before each line of it."""
+_USAGE = ("exit code 2", "exit code 126", "exit code 127")
+"""What programs and shells end with over a wrong command line, or one that cannot be run: no start will be better."""
 _WRONG = re.compile(r"error|exception|fatal|critical|panic|abort|killed|fail", re.IGNORECASE)
 
 
 def telling(lines: Iterable[str], count: int) -> list[str]:
     """The last ``count`` lines that say something is wrong; the last ones of any kind where none does."""
-    said = [line for line in lines if line.strip() and not _NOISE.search(line)]
+    said = [line for line in lines if (words := _words(line)) and not _NOISE.search(words)]
     return ([line for line in said if _WRONG.search(line)] or said)[-count:]
+
+
+def _words(line: str) -> str:
+    """A line without what only decorates it: colours, boxes, process ids, the arguments that pydantic repeats."""
+    return _WRAPPER.sub("", _FRAME.sub("", line).strip()).partition(" [type=")[0]
 
 
 def diagnose(lines: Iterable[str]) -> Diagnosis:
     """Reads an engine's last lines, newest first; the most telling sign wins."""
-    newest_first = list(lines)[::-1]
+    newest_first = [words for line in lines if (words := _words(line))][::-1]
     for cause, hopeless, pattern in _SIGNS:
         for line in newest_first:
             if pattern.search(line):
-                return Diagnosis(cause, line.strip()[:300], hopeless)
-    return Diagnosis(line=next((line.strip()[:300] for line in newest_first if line.strip()), ""))
+                return Diagnosis(cause, line[:300], hopeless)
+    return Diagnosis(line=next((line[:300] for line in newest_first), ""))
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +142,7 @@ class RestartPolicy:
         why = f"{what}: {diagnosis.cause}: {diagnosis.line}" if diagnosis.cause else what
         if not diagnosis.cause and diagnosis.line and not was_ready:
             why = f"{what}; last line: {diagnosis.line}"
-        if diagnosis.hopeless and not was_ready:
+        if (diagnosis.hopeless or what.endswith(_USAGE)) and not was_ready:
             return Restart(None, why)
         while self._failures and now - self._failures[0] > self._window_s:
             self._failures.popleft()

@@ -18,6 +18,7 @@ __all__ = ["Child", "stop_all"]
 
 _TAIL_LINES_MAX = 200
 _LINE_BYTES_MAX = 65_536
+"""A longer line is passed on in pieces."""
 
 
 class Child:
@@ -69,7 +70,7 @@ class Child:
             env=child_environment(env or {}),
             pass_fds=pass_fds,
             start_new_session=True,
-            limit=_LINE_BYTES_MAX,
+            limit=2 * _LINE_BYTES_MAX,
         )
         return cls(name, process, on_line)
 
@@ -114,17 +115,26 @@ class Child:
 
     async def _read(self) -> None:
         assert self._process.stdout is not None
-        while True:
+        rest = b""
+        while data := await self._process.stdout.read(_LINE_BYTES_MAX):
+            *lines, rest = (rest + data).split(b"\n")
+            for line in lines:
+                self._take(line)
+            while len(rest) >= _LINE_BYTES_MAX:  # no end in sight: in pieces, so that memory stays bounded
+                self._take(rest[:_LINE_BYTES_MAX])
+                rest = rest[_LINE_BYTES_MAX:]
+        if rest:
+            self._take(rest)
+
+    def _take(self, line: bytes) -> None:
+        text = line.decode(errors="replace").rstrip()
+        self.tail.append(text)
+        if self._on_line is not None:
             try:
-                line = await self._process.stdout.readline()
-            except ValueError:
-                continue  # longer than the limit: what was buffered has been dropped
-            if not line:
-                return
-            text = line.decode(errors="replace").rstrip()
-            self.tail.append(text)
-            if self._on_line is not None:
                 self._on_line(self.name, text)
+            except Exception as error:  # noqa: BLE001 -- a program whose output nobody reads would stop in a write
+                self._on_line = None
+                self.tail.append(f"(output is not passed on any more: {error!r})")
 
 
 async def stop_all(children: Sequence[Child], grace_s: float) -> None:

@@ -20,6 +20,7 @@ from exaserve.agent.lifecycle import HAS_PROCESS, Event, State, transition
 from exaserve.agent.plan import UnitPlan
 from exaserve.agent.policy import HangWatch, RestartPolicy, diagnose, telling
 from exaserve.agent.sampler import Sample, Sampler
+from exaserve.agent.tasks import where_failed
 from exaserve.config import AgentSettings
 from exaserve.domain.errors import ConfigError
 from exaserve.engines import ENGINES
@@ -37,6 +38,8 @@ _STRIKES_MAX = 2
 _ALARM_PAUSE_S = 0.5
 """Between two probes for what an engine's log says: its lines may come fast, and from clients."""
 _DRAIN_LOOK_S = 0.05
+_BROKEN_PAUSE_S = 1.0
+"""After an error of the supervision itself, so that one that comes at every turn does not take a core."""
 _MODELS_MAX = 1024
 """Of an engine's list; a picture has room for no more."""
 
@@ -171,8 +174,6 @@ class Unit:
             return
         try:
             await asyncio.wait([self._task])  # it returns once it is stopped
-            if not self._task.cancelled() and (error := self._task.exception()) is not None:
-                self._log.error("supervision_failed", replica=self.spec.id, error=repr(error))
         finally:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
@@ -189,14 +190,25 @@ class Unit:
 
     # ---- life ---------------------------------------------------------------------------------------------------
     async def _run(self) -> None:
+        """Supervises to the end. What nobody foresaw ends this life of the engine, is told at once, and goes on."""
         while True:
-            while self._asked() == "stop":
+            try:
+                await self._supervise()
+                return
+            except Exception as error:  # noqa: BLE001 -- a replica that nobody watches would be the worst of all ends
+                self._log.error("supervision_failed", replica=self.spec.id, error=where_failed(error))
+                self._failure = f"the agent's own error: {error!r}"
+                await self._end_engine()
                 if self._closing:
                     return
-                await self._pause(None)
-            self._wish, self._again = "run", False
-            self._move(Event.START, "asked to" if not self.restarts else f"restart {self.restarts}")
-            await self._one_life()
+                if self.state not in (State.STOPPED, State.FAILED):
+                    self.state = transition(self.state, Event.BROKE)
+                    self.reason = self._failure
+                await asyncio.sleep(_BROKEN_PAUSE_S)
+
+    async def _supervise(self) -> None:
+        """From any state without a process."""
+        while True:
             if self.state is State.BACKOFF:
                 await self._after_failure()
             if self.state is State.FAILED:
@@ -204,6 +216,13 @@ class Unit:
                     await self._pause(None)
                 if self._asked() == "stop":
                     self._move(Event.STOP, "asked to")
+            while self._asked() == "stop":
+                if self._closing:
+                    return
+                await self._pause(None)
+            self._wish, self._again = "run", False
+            self._move(Event.START, "asked to" if not self.restarts else f"restart {self.restarts}")
+            await self._one_life()
 
     def _asked(self) -> Wish:
         """A method, since the wish may change in every await."""
@@ -343,13 +362,17 @@ class Unit:
             self.restarts += 1
 
     async def _end_engine(self) -> None:
+        """Never raises: a stop that fails is told, what is left of the engine holds its port."""
         engine, self.engine = self.engine, None
         if self._fetcher is not None:
             self._fetcher.close()
             self._fetcher = None
         self.sampler.close()
         if engine is not None:
-            await engine.stop()
+            try:
+                await engine.stop()
+            except Exception as error:  # noqa: BLE001 -- see above
+                self._log.error("stop_failed", replica=self.spec.id, error=where_failed(error))
             self.last_words = engine.tail(200)
 
     # ---- small --------------------------------------------------------------------------------------------------

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from random import Random
 from typing import Protocol, cast
 
+from exaserve.agent.tasks import where_failed
 from exaserve.observe import EventLog
 from exaserve.wire import Kind, Link, Result, Verb, WireError, decode, encode
 
@@ -195,6 +196,8 @@ class Uplink(asyncio.Protocol):
                     )
             except (OSError, TimeoutError, ssl.SSLError) as error:
                 self._note(f"cannot connect: {str(error) or 'timed out'}")
+            except Exception as error:  # noqa: BLE001 -- such as a host name that is none: tell, and try again
+                self._note(f"cannot connect: {where_failed(error)}")
             else:
                 limit_s = max(_HANDSHAKE_S, self._silence_s) if self.connects else _CONNECT_FIRST_S
                 guard = loop.call_later(limit_s, self._shake_timed_out, limit_s)
@@ -270,7 +273,11 @@ class Uplink(asyncio.Protocol):
             raise WireError(f"a gateway does not send {kind.name}")
 
     async def _obey(self, verb: Verb) -> None:
-        result = await self._source.obey(verb)
+        try:
+            result = await self._source.obey(verb)
+        except Exception as error:  # noqa: BLE001 -- whoever asked is to hear of it, and the connection stays
+            self._log.error("verb_failed", node=self._source.node, verb=verb.name, error=where_failed(error))
+            result = Result(verb.ref, ok=False, message=f"the agent's own error: {error!r}")
         if self.up:
             self._send(Kind.RESULT, encode(result))
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass
 
-__all__ = ["Creep", "Finding", "IdleKv", "KvAge", "LogGrowth"]
+__all__ = ["Creep", "Finding", "IdleKv", "KvAge", "LogGrowth", "LogWrites"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +135,15 @@ class LogGrowth(_Watch):
         self._at = (now, bytes_total)
         rate = (bytes_total - before) / (now - began)
         return self._edge(f"{rate / 1e6:.2f} MB/s of log", bad=rate > self._limit)
+
+
+class LogWrites(_Watch):
+    """Output of an engine that cannot be written to its log, such as on a full disk. The engine goes on."""
+
+    what = "log_not_written"
+
+    def sampled(self, problem: str) -> Finding | None:
+        return self._edge(problem or "written again", bad=bool(problem))
 
 
 class KvAge:

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from exaserve.agent.meters import Meters
 from exaserve.agent.unit import Unit
-from exaserve.agent.watches import Creep, Finding, IdleKv, LogGrowth
+from exaserve.agent.watches import Creep, Finding, IdleKv, LogGrowth, LogWrites
 from exaserve.domain.replica import ReplicaId
 from exaserve.observe import EventLog
 from exaserve.wire import Watch
@@ -21,6 +21,7 @@ class _Watched:
         self.creep = Creep()
         self.kv = IdleKv()
         self.log = LogGrowth()
+        self.writes = LogWrites()
         self.pid = 0
 
 
@@ -51,6 +52,7 @@ class Watching:
                 watched.pid = engine.pid
                 watched.creep.reset()
             self._tell(replica, watched.log.sampled(engine.log_bytes, now))
+            self._tell(replica, watched.writes.sampled(engine.log_problem))
             if unit.serving and (sample := unit.sampler.last) is not None:
                 report = sample.report
                 self._tell(replica, watched.kv.sampled(report.running, report.waiting, report.kv_use, now))

@@ -170,11 +170,13 @@ def _run(cluster: Cluster, nodes: tuple[NodeEntry, ...], load: Callable[[], Clus
 async def _serve(
     cluster: Cluster, nodes: tuple[NodeEntry, ...], log: EventLog, load: Callable[[], Cluster] | None
 ) -> None:
+    from exaserve.agent.tasks import tell_of_errors
     from exaserve.cli.machine import raise_file_limit
 
     raise_file_limit()
     stop, force = asyncio.Event(), asyncio.Event()
     loop = asyncio.get_running_loop()
+    tell_of_errors(loop, log)
 
     def on_stop() -> None:
         (force if stop.is_set() else stop).set()

@@ -32,6 +32,7 @@ class NullHost:
 class _Running:
     pid = 0
     log_bytes = 0
+    log_problem = ""
     alarm = False
 
     def __init__(self, plan: UnitPlan, engine: NullEngine) -> None:
