@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from exaserve.perfmodel import EngineProfile
-from exaserve.perfmodel.engine import Engine, Request, State
+from exaserve.perfmodel.engine import EngineModel, Request, State
 from exaserve.perfmodel.runs import RunEngine
 
 PROFILE = EngineProfile(
@@ -43,7 +43,7 @@ def drive(
     profile: EngineProfile, jobs: list[Job], looks: list[float], *, runs: bool, ahead: bool = False
 ) -> tuple[list[Request], list[object]]:
     """The same jobs step by step or in runs; ``looks`` are instants at which somebody reads the counters."""
-    engine = RunEngine(profile) if runs else Engine(profile)
+    engine = RunEngine(profile) if runs else EngineModel(profile)
     requests = requests_of(jobs)
     events: list[tuple[float, int, int]] = [(job[0], 0, k) for k, job in enumerate(jobs)]
     events += [(job[0] + job[4], 1, k) for k, job in enumerate(jobs) if job[4] is not None]

@@ -5,7 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from exaserve.perfmodel import find_hardware
-from exaserve.planning import Measured, MemoryPlan, MemoryRequest, Placement, model_from_name, parse_engine, plan_memory
+from exaserve.planning import (
+    MeasuredMemory,
+    MemoryPlan,
+    MemoryRequest,
+    Parallelism,
+    model_from_name,
+    parse_engine,
+    plan_memory,
+)
 
 
 @dataclass(frozen=True)
@@ -31,12 +39,12 @@ class Row:
     def __str__(self) -> str:
         return f"{self.model.rsplit('/', 1)[-1]}-{self.card}x{self.tp}-{self.version}"
 
-    def plan(self, measured: Measured = Measured()) -> MemoryPlan:  # noqa: B008
+    def plan(self, measured: MeasuredMemory = MeasuredMemory()) -> MemoryPlan:  # noqa: B008
         return plan_memory(
             MemoryRequest(
                 arch=model_from_name(self.model, self.fmt),
                 hardware=find_hardware(self.card),
-                placement=Placement(self.tp, self.pp, self.ep),
+                placement=Parallelism(self.tp, self.pp, self.ep),
                 version=parse_engine(self.version),
                 memory_gib=(self.memory_gib,) if self.memory_gib else (),
                 utilization=self.utilization,

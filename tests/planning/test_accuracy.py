@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from tests.planning.public_logs import ROWS, Row
 
-from exaserve.planning import Measured
+from exaserve.planning import MeasuredMemory
 from exaserve.planning.memory import GIB
 
 WITH_WEIGHTS = [r for r in ROWS if r.weights_gib is not None]
@@ -37,7 +37,7 @@ def test_cache_memory_is_within_five_percent(row: Row) -> None:
 @pytest.mark.parametrize("row", [r for r in WITH_TOKENS if r.kv_gib is not None], ids=str)
 def test_the_log_s_own_cache_memory_gives_its_tokens(row: Row) -> None:
     # Logs print two decimals of GiB, which is up to 0.2 % of the smallest figure here.
-    assert row.plan(Measured(kv_gib=row.kv_gib)).tokens == pytest.approx(row.tokens, rel=0.005)
+    assert row.plan(MeasuredMemory(kv_gib=row.kv_gib)).tokens == pytest.approx(row.tokens, rel=0.005)
 
 
 @pytest.mark.parametrize(
@@ -55,7 +55,7 @@ def test_the_identity_of_the_engine_s_own_figures(
     total: float, share: float, weights: float, outside: float, peak: float, left: float
 ) -> None:
     row = Row("six public logs", "Llama-3.1-8B", "RTX-3090", "0.10.2", memory_gib=total, utilization=share, length=2048)
-    plan = row.plan(Measured(weights, outside, peak))
+    plan = row.plan(MeasuredMemory(weights, outside, peak))
     assert plan.stages[0].kv / GIB == pytest.approx(left, abs=0.012)
 
 
@@ -81,7 +81,7 @@ def test_hybrid_of_linear_and_full_attention_to_the_token() -> None:
         batched=8192,
         kv_bytes=1.0,
     )
-    plan = row.plan(Measured(kv_gib=5.98))
+    plan = row.plan(MeasuredMemory(kv_gib=5.98))
     assert plan.tokens == 567_978
     assert plan.result.concurrency == pytest.approx(4.33, abs=0.005)
     assert plan.layout.block == 2096
@@ -90,10 +90,10 @@ def test_hybrid_of_linear_and_full_attention_to_the_token() -> None:
 def test_mla_block_count_of_the_release_that_padded_latents() -> None:
     # vllm-project/vllm#13109: DeepSeek-Coder-V2-Lite, 59.75 GiB are 116,023 blocks.
     row = Row("vllm-project/vllm#13109", "DeepSeek-Coder-V2-Lite-Instruct-AWQ", "H100", "V0 0.7.3", length=163_840)
-    assert row.plan(Measured(kv_gib=59.75)).tokens / 16 == pytest.approx(116_023, rel=0.001)
+    assert row.plan(MeasuredMemory(kv_gib=59.75)).tokens / 16 == pytest.approx(116_023, rel=0.001)
 
 
 def test_cpu_backend_s_given_cache() -> None:
     # A public exposition of opt-125m on the CPU backend with 4 GiB for the cache: 116,496 tokens.
     row = Row("a public fixture", "facebook/opt-125m", "cpu-tiny", "V0 (Jun 2024)", length=2048)
-    assert row.plan(Measured(kv_gib=4.0)).tokens == pytest.approx(116_496, rel=0.0005)
+    assert row.plan(MeasuredMemory(kv_gib=4.0)).tokens == pytest.approx(116_496, rel=0.0005)

@@ -6,9 +6,9 @@ import pytest
 
 from exaserve.perfmodel import HARDWARE
 from exaserve.planning import (
-    Measured,
+    MeasuredMemory,
     MemoryRequest,
-    Placement,
+    Parallelism,
     model_from_config,
     model_from_name,
     parse_engine,
@@ -22,7 +22,7 @@ OLD = parse_engine("0.10.2")
 
 
 def layout(name: str, tp: int = 1, pp: int = 1, version: EngineVersion = OLD, **more: float) -> KvLayout:
-    return kv_layout(model_from_name(name), Placement(tp, pp), version, **more)  # type: ignore[arg-type]
+    return kv_layout(model_from_name(name), Parallelism(tp, pp), version, **more)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -81,7 +81,7 @@ def test_nearly_equal_counts_are_padded_instead_of_split() -> None:
         "sliding_window": 128,
         "intermediate_size": 2880,
     }
-    cut = kv_layout(model_from_config(config), Placement(), OLD)
+    cut = kv_layout(model_from_config(config), Parallelism(), OLD)
     assert len(cut.groups) == 2
     assert cut.stage_bytes[0] == 13 * 2 * 8 * 64 * 2 * 16
 
@@ -108,7 +108,7 @@ def test_unequal_pages_get_unequal_blocks() -> None:
 
 def test_the_fullest_stage_decides() -> None:
     arch = model_from_name("Qwen/Qwen3-Coder-30B-A3B-Instruct-FP8")
-    base = MemoryRequest(arch, HARDWARE["RTX-4080"], Placement(1, 2), OLD, (23.6, 47.5), max_model_len=8192)
+    base = MemoryRequest(arch, HARDWARE["RTX-4080"], Parallelism(1, 2), OLD, (23.6, 47.5), max_model_len=8192)
     plan = plan_memory(base)
     alone = [s.kv / size for s, size in zip(plan.stages, plan.layout.stage_bytes, strict=True)]
     assert plan.result.blocks == int(min(alone))
@@ -116,7 +116,7 @@ def test_the_fullest_stage_decides() -> None:
     # A split in proportion to memory holds more.
     better = plan_memory(
         MemoryRequest(
-            arch, HARDWARE["RTX-4080"], Placement(1, 2, partition=(16, 32)), OLD, (23.6, 47.5), max_model_len=8192
+            arch, HARDWARE["RTX-4080"], Parallelism(1, 2, partition=(16, 32)), OLD, (23.6, 47.5), max_model_len=8192
         )
     )
     assert better.tokens > plan.tokens
@@ -124,7 +124,7 @@ def test_the_fullest_stage_decides() -> None:
 
 def test_what_the_engine_says_when_a_request_does_not_fit() -> None:
     arch = model_from_name("Llama-3.1-8B")
-    plan = plan_memory(MemoryRequest(arch, HARDWARE["RTX-3090"], version=OLD, measured=Measured(kv_gib=3.0)))
+    plan = plan_memory(MemoryRequest(arch, HARDWARE["RTX-3090"], version=OLD, measured=MeasuredMemory(kv_gib=3.0)))
     assert not plan.fits
     assert plan.result.max_model_len == int(3.0 * 2**30 / 131_072 // 16 * 16)
     assert "16.00 GiB KV cache is needed" in plan.says[-1]
@@ -134,12 +134,12 @@ def test_what_the_engine_says_when_a_request_does_not_fit() -> None:
 def test_groups_and_splits_that_do_not_divide_are_refused() -> None:
     # Qwen2.5-VL-72B: 29,568 / 2 = 14,784 is no multiple of the group of 128.
     arch = model_from_name("Qwen/Qwen2.5-VL-72B-Instruct-AWQ")
-    plan = plan_memory(MemoryRequest(arch, HARDWARE["A100-80"], Placement(2), OLD, max_model_len=8192))
+    plan = plan_memory(MemoryRequest(arch, HARDWARE["A100-80"], Parallelism(2), OLD, max_model_len=8192))
     assert any("14784" in r and "128" in r for r in plan.refusals)
     # 1,536 / 8 = 192 is no multiple of the block of 128 either, unless experts stay whole.
     arch = model_from_name("Qwen/Qwen3-235B-A22B-FP8")
-    cut = plan_memory(MemoryRequest(arch, HARDWARE["L40S"], Placement(8), OLD, max_model_len=8192))
-    whole = plan_memory(MemoryRequest(arch, HARDWARE["L40S"], Placement(8, ep=True), OLD, max_model_len=8192))
+    cut = plan_memory(MemoryRequest(arch, HARDWARE["L40S"], Parallelism(8), OLD, max_model_len=8192))
+    whole = plan_memory(MemoryRequest(arch, HARDWARE["L40S"], Parallelism(8, ep=True), OLD, max_model_len=8192))
     assert any("expert parallelism" in r for r in cut.refusals)
     assert whole.fits
 
@@ -165,8 +165,8 @@ def test_a_longer_request_can_cost_cache_in_the_old_engine() -> None:
 
 def test_draft_layers_share_the_cache() -> None:
     arch = model_from_name("DeepSeek-V3")
-    plain = kv_layout(arch, Placement(8), OLD)
-    drafted = kv_layout(arch, Placement(8), OLD, draft_layers=1)
+    plain = kv_layout(arch, Parallelism(8), OLD)
+    drafted = kv_layout(arch, Parallelism(8), OLD, draft_layers=1)
     assert drafted.bytes_per_token() == plain.bytes_per_token() * 62 / 61
 
 
@@ -174,7 +174,7 @@ def test_before_latent_attention_was_known_its_heads_were_cached_whole() -> None
     # deepseek-ai/DeepSeek-V2#83: 13,360 tokens on eight 80 GB cards, where latents would give thirteen times as many.
     arch = model_from_name("deepseek-ai/DeepSeek-V2")
     plan = plan_memory(
-        MemoryRequest(arch, HARDWARE["A100-80"], Placement(8), parse_engine("V0"), max_model_len=163_840)
+        MemoryRequest(arch, HARDWARE["A100-80"], Parallelism(8), parse_engine("V0"), max_model_len=163_840)
     )
     assert plan.tokens == pytest.approx(13_360, rel=0.15)
     assert plan.layout.bytes_per_token() == 60 * 16 * 2 * 256 * 2

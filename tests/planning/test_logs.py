@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from exaserve.perfmodel import HARDWARE
-from exaserve.planning import Measured, MemoryRequest, Placement, compare, model_from_name, plan_memory, read_log
+from exaserve.planning import (
+    MeasuredMemory,
+    MemoryRequest,
+    Parallelism,
+    compare,
+    model_from_name,
+    plan_memory,
+    read_log,
+)
 
 V1 = """\
 INFO 09-20 10:00:00 [api_server.py:1896] vLLM API server version 0.10.2
@@ -102,11 +112,11 @@ def test_a_log_beside_its_prediction() -> None:
     request = MemoryRequest(
         model_from_name(facts.model),
         HARDWARE["L40S"],
-        Placement(8, 1, ep=True),
+        Parallelism(8, 1, ep=True),
         facts.version,
         max_model_len=facts.whole("length"),
     )
-    known = Measured(facts.get("weights_gib"), kv_gib=facts.get("kv_gib"))
+    known = MeasuredMemory(facts.get("weights_gib"), kv_gib=facts.get("kv_gib"))
     from dataclasses import replace
 
     rows = {r.name: r for r in compare(facts, plan_memory(request), plan_memory(replace(request, measured=known)))}
@@ -123,9 +133,15 @@ def test_damaged_logs_never_crash(text: str, cut: int, at: int, junk: str) -> No
     damaged = text[cut:]
     damaged = damaged[:at] + junk + damaged[at:]
     facts = read_log(damaged)
-    assert facts.tokens is None or facts.tokens > -(10**12)
+    written = {float(n.replace(",", "")) for n in re.findall(r"-?\d[\d,]*(?:\.\d+)?", damaged) if n.strip("-,")}
+    assert set(facts.figures.values()) <= written, "a figure that the log does not state"
+    sizes = {1, 16, facts.whole("block_size")}
+    assert facts.tokens is None or any(facts.tokens == int(n) * size for n in written for size in sizes)
 
 
-@given(st.text(max_size=300))
-def test_any_text_is_read(text: str) -> None:
-    read_log(text)
+def test_a_figure_of_four_hundred_digits_is_no_figure() -> None:
+    facts = read_log(
+        f"GPU KV cache size: {'9' * 400} tokens\nMaximum concurrency for {'8' * 400} tokens per request: 2x"
+    )
+    assert facts.tokens is None
+    assert facts.whole("length") == 0

@@ -14,12 +14,12 @@ from exaserve.domain.errors import ConfigError
 from exaserve.perfmodel import find_hardware
 from exaserve.planning import (
     LINKS,
-    Demand,
     Fleet,
     PlanRequest,
     Prices,
     RequestClass,
     Targets,
+    TrafficDemand,
     cluster_file,
     explain,
     find_link,
@@ -36,7 +36,9 @@ from exaserve.planning.demand import block_for_length
 from exaserve.planning.network import fabric
 
 
-def ask(model: str = "Llama-3.1-8B", gpu: str = "H100", demand: Demand | None = None, **more: object) -> PlanRequest:
+def ask(
+    model: str = "Llama-3.1-8B", gpu: str = "H100", demand: TrafficDemand | None = None, **more: object
+) -> PlanRequest:
     fleet_keys = {"cards_per_node", "link_group", "nodes", "nics", "nodes_per_rack", "memory_gib"}
     fleet = {k: more.pop(k) for k in list(more) if k in fleet_keys}
     fmt = str(more.pop("fmt", "auto"))
@@ -44,7 +46,7 @@ def ask(model: str = "Llama-3.1-8B", gpu: str = "H100", demand: Demand | None = 
     return PlanRequest(
         arch=model_from_name(model, fmt),
         fleet=Fleet(find_hardware(gpu), link, **fleet),  # type: ignore[arg-type]
-        demand=demand or Demand((RequestClass("x", 1000, 200, 20.0),)),
+        demand=demand or TrafficDemand((RequestClass("x", 1000, 200, 20.0),)),
         **more,  # type: ignore[arg-type]
     )
 
@@ -112,7 +114,7 @@ def test_a_mixture_whose_experts_cannot_be_cut_spreads_them() -> None:
 
 
 def test_a_model_larger_than_a_node_takes_stages_over_nodes() -> None:
-    plan = make_plan(ask("deepseek-ai/DeepSeek-R1", "H100", Demand((RequestClass("x", 1000, 200, 5.0),))))
+    plan = make_plan(ask("deepseek-ai/DeepSeek-R1", "H100", TrafficDemand((RequestClass("x", 1000, 200, 5.0),))))
     assert plan.best is not None
     assert plan.best.placement.pp > 1
     assert plan.best.placement.pp <= 16
@@ -133,14 +135,16 @@ def test_what_does_not_fit_says_why() -> None:
 
 
 def test_a_target_no_number_of_replicas_holds_is_named() -> None:
-    plan = make_plan(ask(demand=Demand((RequestClass("x", 12_842, 200, 1.0, 0.05),)), targets=Targets(0.05, 0.05)))
+    plan = make_plan(
+        ask(demand=TrafficDemand((RequestClass("x", 12_842, 200, 1.0, 0.05),)), targets=Targets(0.05, 0.05))
+    )
     assert not plan.works
     assert plan.best is not None
     assert "even on idle replicas" in plan.best.reasons[0]
 
 
 def test_a_slow_network_is_found_out() -> None:
-    demand = Demand((RequestClass("x", 1000, 200, 5.0),))
+    demand = TrafficDemand((RequestClass("x", 1000, 200, 5.0),))
     fast = make_plan(ask("deepseek-ai/DeepSeek-R1", "H100", demand, tp=8, pp=2))
     slow = make_plan(ask("deepseek-ai/DeepSeek-R1", "H100", demand, tp=8, pp=2, network="ethernet-1"))
     loads = [next(f for f in p.flows if f.name.startswith("pipeline")) for p in (fast, slow)]
@@ -197,7 +201,7 @@ def test_costs_follow_the_given_prices() -> None:
 
 
 def test_not_worth_it() -> None:
-    little = Demand((RequestClass("x", 500, 100, 0.5),))
+    little = TrafficDemand((RequestClass("x", 500, 100, 0.5),))
     plan = make_plan(ask("Llama-3.1-8B", demand=little, operations=False, prices=Prices(api_million_tokens=0.01)))
     assert {v.code for v in plan.verdicts} == {"low-demand", "small-model", "no-operations", "hosted-cheaper"}
     offline = make_plan(ask("Llama-3.1-70B", demand=little, offline=True))
@@ -291,11 +295,11 @@ def test_a_sweep_s_picture_is_well_formed() -> None:
 
 def test_demands_that_make_no_sense_are_refused() -> None:
     with pytest.raises(ConfigError):
-        Demand(())
+        TrafficDemand(())
     with pytest.raises(ConfigError):
-        Demand((RequestClass("x", 0, 1, 1.0),))
+        TrafficDemand((RequestClass("x", 0, 1, 1.0),))
     with pytest.raises(ConfigError):
-        Demand((RequestClass("x", 10, 1, float("nan")),))
+        TrafficDemand((RequestClass("x", 10, 1, float("nan")),))
     with pytest.raises(ConfigError):
         Fleet(find_hardware("H100"), find_link("ndr"), cards_per_node=0)
 

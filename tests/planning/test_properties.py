@@ -10,11 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from exaserve.perfmodel import HARDWARE, MODELS
-from exaserve.planning import MemoryRequest, Placement, model_from_name, parse_engine, plan_memory
-from exaserve.planning.demand import Demand, RequestClass
+from exaserve.planning import MemoryRequest, Parallelism, model_from_name, parse_engine, plan_memory
+from exaserve.planning.demand import RequestClass, TrafficDemand
 from exaserve.planning.engine import EngineVersion
 from exaserve.planning.layout import bubble, profile_of
-from exaserve.planning.memory import Measured, uneven_partition
+from exaserve.planning.memory import MeasuredMemory, uneven_partition
 from exaserve.planning.queueing import erlang_c, saturation, steady, waiting
 from exaserve.planning.weights import stage_layers
 
@@ -25,7 +25,7 @@ CARDS = st.sampled_from(["H100", "L40S", "B200", "MI300X", "RTX-4090"])
 
 
 def request(name: str, fmt: str, version: str, card: str, tp: int = 1, pp: int = 1, **more: object) -> MemoryRequest:
-    base = MemoryRequest(model_from_name(name, fmt), HARDWARE[card], Placement(tp, pp), parse_engine(version))
+    base = MemoryRequest(model_from_name(name, fmt), HARDWARE[card], Parallelism(tp, pp), parse_engine(version))
     return replace(base, **more)  # type: ignore[arg-type]
 
 
@@ -55,7 +55,9 @@ def test_more_tensor_parallelism_never_means_more_weights_a_rank(name: str, fmt:
 def test_a_longer_request_never_means_more_concurrency(
     name: str, version: str, gib: int, length: int, more: int
 ) -> None:
-    base = request(name, "bf16", version, "H100", measured=Measured(kv_gib=float(gib * 4)), max_num_batched_tokens=2048)
+    base = request(
+        name, "bf16", version, "H100", measured=MeasuredMemory(kv_gib=float(gib * 4)), max_num_batched_tokens=2048
+    )
     short = plan_memory(replace(base, max_model_len=length))
     long = plan_memory(replace(base, max_model_len=length + more))
     assert long.result.concurrency <= short.result.concurrency + 1e-9
@@ -63,7 +65,7 @@ def test_a_longer_request_never_means_more_concurrency(
 
 @given(NAMES, VERSIONS)
 def test_an_fp8_cache_holds_at_least_as_much(name: str, version: str) -> None:
-    base = request(name, "bf16", version, "H100", measured=Measured(kv_gib=20.0), max_model_len=8192)
+    base = request(name, "bf16", version, "H100", measured=MeasuredMemory(kv_gib=20.0), max_model_len=8192)
     plain, narrow = plan_memory(base), plan_memory(replace(base, kv_bytes=1.0))
     if not base.arch.is_hybrid:
         assert narrow.tokens >= plain.tokens
@@ -96,7 +98,7 @@ def test_a_narrower_format_never_weighs_more(name: str, fmt: str) -> None:
 def test_the_longest_that_would_start_does_start_and_one_more_does_not(
     name: str, version: str, gib: float, length: int
 ) -> None:
-    base = request(name, "bf16", version, "H100", measured=Measured(kv_gib=gib), max_num_batched_tokens=2048)
+    base = request(name, "bf16", version, "H100", measured=MeasuredMemory(kv_gib=gib), max_num_batched_tokens=2048)
     plan = plan_memory(replace(base, max_model_len=length))
     longest = plan.result.max_model_len
     assert 0 <= longest <= length
@@ -111,7 +113,7 @@ def test_the_longest_that_would_start_does_start_and_one_more_does_not(
 
 @given(st.integers(1, 200), st.integers(1, 16))
 def test_every_layer_is_on_one_stage(layers: int, pp: int) -> None:
-    stages = stage_layers(layers, Placement(1, pp))
+    stages = stage_layers(layers, Parallelism(1, pp))
     assert [i for stage in stages for i in stage] == list(range(layers)) or layers < pp
     sizes = [len(s) for s in stages]
     assert max(sizes) - min(sizes) <= 1 or layers < pp
@@ -126,7 +128,7 @@ def test_an_uneven_partition_gives_every_layer_a_stage(layers: int, memory: list
 
 # ---------------------------------------------------------------- load and waiting
 DEMANDS = st.builds(
-    lambda p, o: Demand((RequestClass("x", p, o, 1.0, 5.0),)), st.integers(16, 16_000), st.integers(1, 1000)
+    lambda p, o: TrafficDemand((RequestClass("x", p, o, 1.0, 5.0),)), st.integers(16, 16_000), st.integers(1, 1000)
 )
 
 
@@ -134,7 +136,7 @@ PROFILE = profile_of(plan_memory(request("Llama-3.1-8B", "bf16", "0.10.2", "H100
 
 
 @given(DEMANDS, st.floats(0.05, 0.95))
-def test_a_fixed_point_is_one(demand: Demand, share: float) -> None:
+def test_a_fixed_point_is_one(demand: TrafficDemand, share: float) -> None:
     rate, limit = saturation(PROFILE, demand)
     assert rate > 0
     assert limit
@@ -147,7 +149,7 @@ def test_a_fixed_point_is_one(demand: Demand, share: float) -> None:
 
 
 @given(DEMANDS, st.floats(0.1, 0.8), st.floats(0.01, 0.15))
-def test_more_load_never_answers_sooner(demand: Demand, share: float, more: float) -> None:
+def test_more_load_never_answers_sooner(demand: TrafficDemand, share: float, more: float) -> None:
     rate, _ = saturation(PROFILE, demand)
     light = waiting(PROFILE, demand.at(rate * 4 * share), 4, rate)
     heavy = waiting(PROFILE, demand.at(rate * 4 * (share + more)), 4, rate)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from exaserve.preflight import Context, Verdict, fabric
+from exaserve.preflight import CheckVerdict, Context, fabric
 from exaserve.preflight.nccl_interface import judge_nccl_interface, recommended
 
 INTERFACES = """1: lo: <LOOPBACK,UP,LOWER_UP> mtu 65536 qdisc noqueue state UNKNOWN mode DEFAULT group default qlen 1000\\    link/loopback 00:00:00:00:00:00 brd 00:00:00:00:00:00
@@ -73,7 +73,7 @@ def codes_of(judgement: object) -> list[str]:
 
 def test_interfaces(context: Context) -> None:
     judgement = fabric.judge_interfaces(INTERFACES, context)
-    assert judgement.verdict is Verdict.OK
+    assert judgement.verdict is CheckVerdict.OK
     assert judgement.facts["interfaces"]["eno1"] == {
         "mtu": 9000,
         "up": True,
@@ -105,7 +105,7 @@ def test_interfaces(context: Context) -> None:
 )
 def test_mtu_end_to_end(text: str, code: str, context: Context) -> None:
     assert codes_of(fabric.judge_mtu_ping(text, context)) == [code]
-    assert fabric.judge_mtu_ping(PING, context).verdict is Verdict.OK
+    assert fabric.judge_mtu_ping(PING, context).verdict is CheckVerdict.OK
 
 
 def test_path_mtu_is_told(context: Context) -> None:
@@ -117,9 +117,14 @@ def test_path_mtu_is_told(context: Context) -> None:
 
 @pytest.mark.parametrize(
     ("typical", "verdict"),
-    [("0.74", Verdict.OK), ("0.80", Verdict.WARNING), ("1.30", Verdict.WARNING), ("5.10", Verdict.FAILED)],
+    [
+        ("0.74", CheckVerdict.OK),
+        ("0.80", CheckVerdict.WARNING),
+        ("1.30", CheckVerdict.WARNING),
+        ("5.10", CheckVerdict.FAILED),
+    ],
 )
-def test_latency_between_hosts(typical: str, verdict: Verdict, context: Context) -> None:
+def test_latency_between_hosts(typical: str, verdict: CheckVerdict, context: Context) -> None:
     judgement = fabric.judge_ib_latency(IB_WRITE_LAT.replace("0.74", typical), context)
     assert judgement.verdict is verdict
     assert judgement.facts["latency_us"] == float(typical)
@@ -127,30 +132,30 @@ def test_latency_between_hosts(typical: str, verdict: Verdict, context: Context)
 
 def test_ibping_is_judged_as_software(context: Context) -> None:
     text = "Pong from n2 (Lid 5): time 0.020 ms\n--- ibping statistics ---\nrtt min/avg/max = 0.012/0.040/0.080 ms\n"
-    assert fabric.judge_ib_latency(text, context).verdict is Verdict.OK
-    assert fabric.judge_ib_latency(text.replace("0.040", "0.900"), context).verdict is Verdict.WARNING
+    assert fabric.judge_ib_latency(text, context).verdict is CheckVerdict.OK
+    assert fabric.judge_ib_latency(text.replace("0.040", "0.900"), context).verdict is CheckVerdict.WARNING
 
 
 def test_latency_between_cards_counts_what_the_link_adds(context: Context) -> None:
     good = fabric.judge_link_latency(P2P_LATENCY, context)
-    assert good.verdict is Verdict.OK
+    assert good.verdict is CheckVerdict.OK
     assert good.facts["worst_us"] == pytest.approx(0.14)
     one = fabric.judge_link_latency(P2P_LATENCY.replace("     1   2.42   2.31", "     1   3.02   2.31"), context)
-    assert one.verdict is Verdict.FAILED
+    assert one.verdict is CheckVerdict.FAILED
     assert "GPU1-GPU0" in one.findings[0].text
     fair = fabric.judge_link_latency(P2P_LATENCY.replace("     1   2.42   2.31", "     1   2.86   2.31"), context)
-    assert fair.verdict is Verdict.WARNING
+    assert fair.verdict is CheckVerdict.WARNING
     off = P2P_LATENCY.replace("P2P=Enabled", "x").replace("P2P=Disabled", "P2P=Enabled")
     assert "no direct links" in fabric.judge_link_latency(off, context).findings[0].text
 
 
 def test_cut_matrix_is_unknown(context: Context) -> None:
     cut = P2P_LATENCY.replace("     3   2.42   2.41   2.44   2.33\n", "")
-    assert fabric.judge_link_latency(cut, context).verdict is Verdict.WARNING
+    assert fabric.judge_link_latency(cut, context).verdict is CheckVerdict.WARNING
 
 
 def test_roce(context: Context) -> None:
-    assert fabric.judge_roce(ROCE, context).verdict is Verdict.OK
+    assert fabric.judge_roce(ROCE, context).verdict is CheckVerdict.OK
     assert codes_of(fabric.judge_roce(ROCE.replace("0   1   0", "0   0   0"), context)) == ["PF-NET-008"]
     assert codes_of(fabric.judge_roce(ROCE.replace("state: dscp", "state: pcp"), context)) == ["PF-NET-009"]
     assert codes_of(fabric.judge_roce(ROCE.replace("roce_rp/enable/3:1", "roce_rp/enable/3:0"), context)) == [
@@ -161,7 +166,7 @@ def test_roce(context: Context) -> None:
 
 def test_adaptive_routing(context: Context) -> None:
     text = "== 0000:1a:00.0\nField Name | Data\n====\nadaptive_routing_forced_en_field_select | 0x00000001\nadaptive_routing_forced_en | 0x00000001\n"
-    assert fabric.judge_adaptive_routing(text, context).verdict is Verdict.OK
+    assert fabric.judge_adaptive_routing(text, context).verdict is CheckVerdict.OK
     off = text.replace("forced_en | 0x00000001", "forced_en | 0x00000000")
     assert codes_of(fabric.judge_adaptive_routing(off, context)) == ["PF-NET-011"]
 

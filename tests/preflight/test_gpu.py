@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 from tests.preflight.shapes import GPU_HEADER, gpu_row
 
-from exaserve.preflight import Context, Verdict, find_machine
+from exaserve.preflight import CheckVerdict, Context, find_machine
 from exaserve.preflight.gpu import judge_cuda, judge_gpu, judge_xid
 
 SMI = """+-----------------------------------------------------------------------------------------+
@@ -24,30 +24,30 @@ def csv(*rows: str) -> str:
 
 def test_healthy_cards(h100: Context) -> None:
     judgement = judge_gpu(csv(*map(gpu_row, range(8))), h100)
-    assert judgement.verdict is Verdict.OK, judgement.findings
+    assert judgement.verdict is CheckVerdict.OK, judgement.findings
     assert judgement.facts["products"] == {"NVIDIA H100 80GB HBM3": 8}
 
 
 @pytest.mark.parametrize(
     ("changes", "verdict", "code"),
     [
-        ({"ecc": "Disabled"}, Verdict.WARNING, "PF-GPU-003"),
-        ({"volatile": "2"}, Verdict.FAILED, "PF-GPU-004"),
-        ({"aggregate": "2"}, Verdict.WARNING, "PF-GPU-004"),
-        ({"pending": "Yes"}, Verdict.FAILED, "PF-GPU-005"),
-        ({"retired": "4"}, Verdict.WARNING, "PF-GPU-005"),
-        ({"limit": "500.00"}, Verdict.WARNING, "PF-GPU-006"),
-        ({"limit": "500.00", "default": "500.00"}, Verdict.WARNING, "PF-GPU-006"),  # the type has 700
-        ({"throttle": "0x0000000000000048"}, Verdict.FAILED, "PF-GPU-007"),
-        ({"throttle": "0x0000000000000004"}, Verdict.WARNING, "PF-GPU-007"),
-        ({"temperature": "91"}, Verdict.WARNING, "PF-GPU-007"),
-        ({"persistence": "Disabled"}, Verdict.WARNING, "PF-GPU-008"),
-        ({"compute": "Prohibited"}, Verdict.FAILED, "PF-GPU-009"),
-        ({"mig": "Enabled"}, Verdict.WARNING, "PF-GPU-010"),
-        ({"width": "8"}, Verdict.WARNING, "PF-GPU-011"),
+        ({"ecc": "Disabled"}, CheckVerdict.WARNING, "PF-GPU-003"),
+        ({"volatile": "2"}, CheckVerdict.FAILED, "PF-GPU-004"),
+        ({"aggregate": "2"}, CheckVerdict.WARNING, "PF-GPU-004"),
+        ({"pending": "Yes"}, CheckVerdict.FAILED, "PF-GPU-005"),
+        ({"retired": "4"}, CheckVerdict.WARNING, "PF-GPU-005"),
+        ({"limit": "500.00"}, CheckVerdict.WARNING, "PF-GPU-006"),
+        ({"limit": "500.00", "default": "500.00"}, CheckVerdict.WARNING, "PF-GPU-006"),  # the type has 700
+        ({"throttle": "0x0000000000000048"}, CheckVerdict.FAILED, "PF-GPU-007"),
+        ({"throttle": "0x0000000000000004"}, CheckVerdict.WARNING, "PF-GPU-007"),
+        ({"temperature": "91"}, CheckVerdict.WARNING, "PF-GPU-007"),
+        ({"persistence": "Disabled"}, CheckVerdict.WARNING, "PF-GPU-008"),
+        ({"compute": "Prohibited"}, CheckVerdict.FAILED, "PF-GPU-009"),
+        ({"mig": "Enabled"}, CheckVerdict.WARNING, "PF-GPU-010"),
+        ({"width": "8"}, CheckVerdict.WARNING, "PF-GPU-011"),
     ],
 )
-def test_one_bad_card(changes: dict[str, str], verdict: Verdict, code: str, h100: Context) -> None:
+def test_one_bad_card(changes: dict[str, str], verdict: CheckVerdict, code: str, h100: Context) -> None:
     judgement = judge_gpu(csv(*map(gpu_row, range(7)), gpu_row(7, **changes)), h100)
     assert judgement.verdict is verdict
     assert set(codes_of(judgement)) == {code}
@@ -62,10 +62,10 @@ def test_what_all_cards_share_is_said_once(h100: Context) -> None:
 
 def test_remapped_rows(h100: Context) -> None:
     base = csv(*map(gpu_row, range(8)))
-    assert judge_gpu(base + "remapped, 00000000:19:00.0, 0, 0, 0, 0\n", h100).verdict is Verdict.OK
-    assert judge_gpu(base + "remapped, 00000000:19:00.0, 0, 3, 0, 0\n", h100).verdict is Verdict.WARNING
-    assert judge_gpu(base + "remapped, 00000000:19:00.0, 0, 3, 1, 0\n", h100).verdict is Verdict.FAILED
-    assert judge_gpu(base + "remapped, 00000000:19:00.0, 0, 3, 0, 1\n", h100).verdict is Verdict.FAILED
+    assert judge_gpu(base + "remapped, 00000000:19:00.0, 0, 0, 0, 0\n", h100).verdict is CheckVerdict.OK
+    assert judge_gpu(base + "remapped, 00000000:19:00.0, 0, 3, 0, 0\n", h100).verdict is CheckVerdict.WARNING
+    assert judge_gpu(base + "remapped, 00000000:19:00.0, 0, 3, 1, 0\n", h100).verdict is CheckVerdict.FAILED
+    assert judge_gpu(base + "remapped, 00000000:19:00.0, 0, 3, 0, 1\n", h100).verdict is CheckVerdict.FAILED
 
 
 def test_missing_mixed_and_dead_cards(h100: Context, context: Context) -> None:
@@ -73,17 +73,17 @@ def test_missing_mixed_and_dead_cards(h100: Context, context: Context) -> None:
     assert codes_of(judge_gpu(csv(gpu_row(0), gpu_row(1, name="NVIDIA L40S")), context)) == ["PF-GPU-002"]
     assert (
         judge_gpu("NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver.", context).verdict
-        is Verdict.FAILED
+        is CheckVerdict.FAILED
     )
     assert (
         judge_gpu("Unable to determine the device handle for GPU0000:4C:00.0: Unknown Error", context).verdict
-        is Verdict.FAILED
+        is CheckVerdict.FAILED
     )
 
 
 def test_driver_cuda_engine(context: Context) -> None:
-    assert judge_cuda(SMI, context).verdict is Verdict.OK
-    assert judge_cuda(SMI + "torch_cuda=12.8\n", context).verdict is Verdict.OK, "minor releases are compatible"
+    assert judge_cuda(SMI, context).verdict is CheckVerdict.OK
+    assert judge_cuda(SMI + "torch_cuda=12.8\n", context).verdict is CheckVerdict.OK, "minor releases are compatible"
     assert codes_of(judge_cuda(SMI + "torch_cuda=13.0\n", context)) == ["PF-GPU-013"]
     old = SMI.replace("12.4", "11.4").replace("550.54.15", "470.82.01")
     assert codes_of(judge_cuda(old, replace(context, engine="vllm 0.11"))) == ["PF-GPU-013"]
@@ -93,18 +93,18 @@ def test_driver_cuda_engine(context: Context) -> None:
 
 
 def test_kernel_log(context: Context) -> None:
-    assert judge_xid("read\n", context).verdict is Verdict.OK
+    assert judge_xid("read\n", context).verdict is CheckVerdict.OK
     assert (
         judge_xid("[1.0] NVRM: Xid (PCI:0000:19:00): 79, pid=1, GPU has fallen off the bus.\nread\n", context).verdict
-        is Verdict.FAILED
+        is CheckVerdict.FAILED
     )
     assert (
         judge_xid("[1.0] NVRM: Xid (PCI:0000:19:00): 13, pid=1, Graphics Exception\nread\n", context).verdict
-        is Verdict.WARNING
+        is CheckVerdict.WARNING
     )
     assert (
         judge_xid("dmesg: read kernel buffer failed: Operation not permitted\nread\n", context).verdict
-        is Verdict.WARNING
+        is CheckVerdict.WARNING
     )
 
 

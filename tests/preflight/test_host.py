@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from exaserve.preflight import Context, Verdict, host, kernel
+from exaserve.preflight import CheckVerdict, Context, host, kernel
 
 LSCPU = """Architecture:                            x86_64
 CPU(s):                                  112
@@ -60,11 +60,11 @@ def codes_of(judgement: object) -> list[str]:
 
 def test_numa_nodes_are_those_with_processors(context: Context) -> None:
     two = host.judge_cpu(LSCPU, context)
-    assert (two.verdict, two.facts["numa_nodes"], two.facts["virtual"]) == (Verdict.OK, 2, False)
+    assert (two.verdict, two.facts["numa_nodes"], two.facts["virtual"]) == (CheckVerdict.OK, 2, False)
     grace = "NUMA:                     \n  NUMA node(s):           9\n  NUMA node0 CPU(s):      0-71\n"
     grace += "".join(f"  NUMA node{i} CPU(s):      \n" for i in range(1, 9))
     one = host.judge_cpu(grace, context)
-    assert (one.verdict, one.facts["numa_nodes"], one.facts["memory_nodes"]) == (Verdict.OK, 1, list(range(1, 9)))
+    assert (one.verdict, one.facts["numa_nodes"], one.facts["memory_nodes"]) == (CheckVerdict.OK, 1, list(range(1, 9)))
 
 
 def test_cut_or_odd_processors(context: Context) -> None:
@@ -81,7 +81,7 @@ def test_a_guest_is_known_by_its_hypervisor_or_flag(context: Context) -> None:
 
 
 def test_governor_and_sleep_states(context: Context) -> None:
-    assert host.judge_governor(GOVERNOR, context).verdict is Verdict.OK
+    assert host.judge_governor(GOVERNOR, context).verdict is CheckVerdict.OK
     assert codes_of(host.judge_governor(GOVERNOR.replace("disable:1", "disable:0"), context)) == ["PF-HOST-004"]
     assert codes_of(
         host.judge_governor(
@@ -90,7 +90,7 @@ def test_governor_and_sleep_states(context: Context) -> None:
         )
     ) == ["PF-HOST-003"]
     guest = host.judge_governor("/sys/devices/system/cpu/cpuidle/current_driver:none", context)
-    assert guest.verdict is Verdict.NOT_RUN
+    assert guest.verdict is CheckVerdict.NOT_RUN
 
 
 @pytest.mark.parametrize(
@@ -112,19 +112,21 @@ def test_clocks(text: str, codes: list[str], context: Context) -> None:
 
 
 def test_a_clock_far_off_is_failed(context: Context) -> None:
-    assert host.judge_clock(CHRONY.replace("0.000012345", "1.500000000"), context).verdict is Verdict.FAILED
+    assert host.judge_clock(CHRONY.replace("0.000012345", "1.500000000"), context).verdict is CheckVerdict.FAILED
 
 
 def test_numa_balancing(context: Context) -> None:
     text = "/proc/sys/kernel/numa_balancing:1\n/proc/sys/vm/zone_reclaim_mode:0\n"
     assert codes_of(host.judge_numa_balancing(text, context)) == ["PF-HOST-007"]
-    assert host.judge_numa_balancing(text, replace(context, facts={"cpu": {"numa_nodes": 1}})).verdict is Verdict.OK
-    assert host.judge_numa_balancing(text.replace("balancing:1", "balancing:0"), context).verdict is Verdict.OK
+    assert (
+        host.judge_numa_balancing(text, replace(context, facts={"cpu": {"numa_nodes": 1}})).verdict is CheckVerdict.OK
+    )
+    assert host.judge_numa_balancing(text.replace("balancing:1", "balancing:0"), context).verdict is CheckVerdict.OK
 
 
 def test_memory_and_huge_pages(context: Context) -> None:
     text = "/sys/kernel/mm/transparent_hugepage/enabled:always [madvise] never\nMemTotal:       2113462272 kB\nMemAvailable: 2000000000 kB\nSwapTotal: 0 kB\nSwapFree: 0 kB\nHugePages_Total:       0\nHugepagesize:       2048 kB\n"
-    assert host.judge_huge_pages(text, context).verdict is Verdict.OK
+    assert host.judge_huge_pages(text, context).verdict is CheckVerdict.OK
     assert codes_of(host.judge_huge_pages(text.replace("[madvise] never", "madvise [never]"), context)) == [
         "PF-HOST-008"
     ]
@@ -152,19 +154,19 @@ def test_iommu_and_acs(text: str, codes: list[str], context: Context) -> None:
 
 # ------------------------------------------------------------------------------------------------ kernel
 def test_open_files_against_the_streams(context: Context) -> None:
-    assert kernel.judge_limits(LIMITS, replace(context, streams=100_000)).verdict is Verdict.OK
+    assert kernel.judge_limits(LIMITS, replace(context, streams=100_000)).verdict is CheckVerdict.OK
     few = LIMITS.replace("1048576              1048576", "20000                20000")
     judgement = kernel.judge_limits(few, replace(context, streams=10_000))
-    assert (judgement.verdict, codes_of(judgement)) == (Verdict.WARNING, ["PF-KERN-001"])
+    assert (judgement.verdict, codes_of(judgement)) == (CheckVerdict.WARNING, ["PF-KERN-001"])
     assert "7,952" in judgement.findings[0].text
-    assert kernel.judge_limits(few, replace(context, streams=50_000)).verdict is Verdict.FAILED
+    assert kernel.judge_limits(few, replace(context, streams=50_000)).verdict is CheckVerdict.FAILED
 
 
 def test_locked_and_shared_memory_matter_with_cards(context: Context) -> None:
     small = LIMITS.replace("locked memory         unlimited", "locked memory         8388608").replace(
         "67108864", "65536"
     )
-    assert kernel.judge_limits(small, context).verdict is Verdict.OK
+    assert kernel.judge_limits(small, context).verdict is CheckVerdict.OK
     assert codes_of(kernel.judge_limits(small, replace(context, facts={"gpu": {"driver": "1"}}))) == [
         "PF-KERN-002",
         "PF-KERN-003",
@@ -177,9 +179,9 @@ def test_ulimit_listing_of_a_shell(context: Context) -> None:
 
 
 def test_connection_settings(context: Context) -> None:
-    assert kernel.judge_connections(SYSCTLS, replace(context, streams=50_000, engines=4)).verdict is Verdict.OK
+    assert kernel.judge_connections(SYSCTLS, replace(context, streams=50_000, engines=4)).verdict is CheckVerdict.OK
     dotted = SYSCTLS.replace("/proc/sys/", "").replace("/", ".").replace(":", " = ")
-    assert kernel.judge_connections(dotted, replace(context, streams=50_000, engines=4)).verdict is Verdict.OK
+    assert kernel.judge_connections(dotted, replace(context, streams=50_000, engines=4)).verdict is CheckVerdict.OK
     default = (
         SYSCTLS.replace("1024\t65535", "32768\t60999")
         .replace("somaxconn:65535", "somaxconn:4096")
@@ -187,8 +189,8 @@ def test_connection_settings(context: Context) -> None:
     )
     found = kernel.judge_connections(default, replace(context, streams=100_000, engines=2))
     assert codes_of(found) == ["PF-KERN-005", "PF-KERN-006", "PF-KERN-007"]
-    assert found.verdict is Verdict.FAILED, "50,000 connections to one engine do not fit in 28,232 ports"
-    assert kernel.judge_connections(default, replace(context, streams=1000)).verdict is Verdict.OK
+    assert found.verdict is CheckVerdict.FAILED, "50,000 connections to one engine do not fit in 28,232 ports"
+    assert kernel.judge_connections(default, replace(context, streams=1000)).verdict is CheckVerdict.OK
 
 
 def test_repairs_are_commands(context: Context) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from tests.preflight import shapes
 
-from exaserve.preflight import Context, Verdict
+from exaserve.preflight import CheckVerdict, Context
 from exaserve.preflight.counters import judge_counters, parse_counters
 from exaserve.preflight.infiniband import judge_ibstat, parse_ibstat
 
@@ -52,7 +52,7 @@ def codes_of(judgement: object) -> list[str]:
 
 def test_all_ports_up(h100: Context) -> None:
     judgement = judge_ibstat(shapes.ibstat(EIGHT), h100)
-    assert judgement.verdict is Verdict.OK
+    assert judgement.verdict is CheckVerdict.OK
     assert judgement.summary == "8 of 8 ports active (8 x 400 Gbit/s)"
 
 
@@ -68,7 +68,7 @@ def test_all_ports_up(h100: Context) -> None:
 )
 def test_a_port_that_is_not_right(port: tuple[str, str, str, int], code: str, word: str, h100: Context) -> None:
     judgement = judge_ibstat(shapes.ibstat([*EIGHT, port]), h100)
-    assert (judgement.verdict, codes_of(judgement)) == (Verdict.FAILED, [code])
+    assert (judgement.verdict, codes_of(judgement)) == (CheckVerdict.FAILED, [code])
     assert word in judgement.findings[0].text
 
 
@@ -78,20 +78,20 @@ def test_too_few_ports_for_the_machine(h100: Context) -> None:
 
 def test_slow_adapters_beside_the_fast_ones_are_not_held_to_their_rate(h100: Context) -> None:
     storage = shapes.ibstat([("mlx5_9", "Active", "LinkUp", 25)], model="MT4117", layer="Ethernet")
-    assert judge_ibstat(shapes.ibstat(EIGHT) + storage, h100).verdict is Verdict.OK
+    assert judge_ibstat(shapes.ibstat(EIGHT) + storage, h100).verdict is CheckVerdict.OK
 
 
 def test_without_a_type_the_adapter_s_own_rate_counts(context: Context) -> None:
     half = judge_ibstat(shapes.ibstat([("mlx5_0", "Active", "LinkUp", 200)]), context)
-    assert (half.verdict, codes_of(half)) == (Verdict.WARNING, ["PF-IB-003"])
+    assert (half.verdict, codes_of(half)) == (CheckVerdict.WARNING, ["PF-IB-003"])
 
 
 def test_tool_that_gave_up(context: Context) -> None:
     text = (
         shapes.ibstat(EIGHT) + "ibpanic: [1323906] main: stat of IB device 'mlx5_8' failed: No such file or directory\n"
     )
-    assert judge_ibstat(text, context).verdict is Verdict.FAILED
-    assert judge_ibstat("ibpanic: [1] main: no IB devices\n", context).verdict is Verdict.FAILED
+    assert judge_ibstat(text, context).verdict is CheckVerdict.FAILED
+    assert judge_ibstat("ibpanic: [1] main: no IB devices\n", context).verdict is CheckVerdict.FAILED
 
 
 def test_two_ports_of_two_layers(context: Context) -> None:
@@ -111,7 +111,7 @@ def test_two_ports_of_two_layers(context: Context) -> None:
 def test_cut_ports_are_unknown(context: Context) -> None:
     text = shapes.ibstat([("mlx5_0", "Active", "LinkUp", 400)])
     for cut in ("\t\tRate", "\t\tLink layer", "\tPort 1"):
-        assert judge_ibstat(text.split(cut)[0], context).verdict >= Verdict.WARNING
+        assert judge_ibstat(text.split(cut)[0], context).verdict >= CheckVerdict.WARNING
 
 
 def test_active_without_a_subnet_manager(context: Context) -> None:
@@ -126,7 +126,7 @@ def test_firmware_differs_and_hosts_mixed(context: Context) -> None:
 
 def test_ibstatus_on_ethernet(context: Context) -> None:
     judgement = judge_ibstat(IBSTATUS + "\n" + IBSTATUS.replace("mlx5_6", "mlx5_7"), context)
-    assert judgement.verdict is Verdict.OK
+    assert judgement.verdict is CheckVerdict.OK
     assert judgement.facts["ethernet"] is True
     assert judgement.facts["active_gbit_s"] == [100.0, 100.0]
 
@@ -135,16 +135,16 @@ def test_ibstatus_on_ethernet(context: Context) -> None:
 @pytest.mark.parametrize(
     ("counters", "verdict", "codes"),
     [
-        ({}, Verdict.OK, []),
-        ({"port_rcv_errors": 9_999}, Verdict.OK, []),  # 10^10 packets: exactly up to 0.0001 % is allowed
-        ({"port_rcv_errors": 10_001}, Verdict.FAILED, ["PF-IB-009"]),
-        ({"symbol_error": 3}, Verdict.WARNING, ["PF-IB-011"]),
-        ({"symbol_error": 5_000}, Verdict.FAILED, ["PF-IB-011"]),
-        ({"link_downed": 2}, Verdict.WARNING, ["PF-IB-012"]),
-        ({"link_downed": 255}, Verdict.FAILED, ["PF-IB-012"]),
+        ({}, CheckVerdict.OK, []),
+        ({"port_rcv_errors": 9_999}, CheckVerdict.OK, []),  # 10^10 packets: exactly up to 0.0001 % is allowed
+        ({"port_rcv_errors": 10_001}, CheckVerdict.FAILED, ["PF-IB-009"]),
+        ({"symbol_error": 3}, CheckVerdict.WARNING, ["PF-IB-011"]),
+        ({"symbol_error": 5_000}, CheckVerdict.FAILED, ["PF-IB-011"]),
+        ({"link_downed": 2}, CheckVerdict.WARNING, ["PF-IB-012"]),
+        ({"link_downed": 255}, CheckVerdict.FAILED, ["PF-IB-012"]),
     ],
 )
-def test_counters(counters: dict[str, int], verdict: Verdict, codes: list[str], context: Context) -> None:
+def test_counters(counters: dict[str, int], verdict: CheckVerdict, codes: list[str], context: Context) -> None:
     judgement = judge_counters(sysfs("mlx5_0", **counters), context)
     assert (judgement.verdict, codes_of(judgement)) == (verdict, codes)
 
@@ -176,11 +176,11 @@ def test_perfquery(context: Context) -> None:
 
 
 def test_state_in_sysfs_counts_too(context: Context) -> None:
-    assert judge_counters(SYSFS.replace("state:4: ACTIVE", "state:1: DOWN", 1), context).verdict is Verdict.FAILED
+    assert judge_counters(SYSFS.replace("state:4: ACTIVE", "state:1: DOWN", 1), context).verdict is CheckVerdict.FAILED
 
 
 def test_limits_are_data(context: Context, expectations: Any) -> None:
     from msgspec.structs import replace as with_values
 
     strict = replace(context, limits=with_values(expectations.limits, loss_ratio_max=1e-9))
-    assert judge_counters(sysfs("mlx5_0", port_rcv_errors=100), strict).verdict is Verdict.FAILED
+    assert judge_counters(sysfs("mlx5_0", port_rcv_errors=100), strict).verdict is CheckVerdict.FAILED

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 from tests.preflight import shapes
 
-from exaserve.preflight import Context, Verdict
+from exaserve.preflight import CheckVerdict, Context
 from exaserve.preflight.nccl import judge_nccl, parse_nccl
 
 
@@ -15,9 +15,10 @@ def codes_of(judgement: object) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("busbw", "verdict"), [(470, Verdict.OK), (455, Verdict.OK), (420, Verdict.WARNING), (300, Verdict.FAILED)]
+    ("busbw", "verdict"),
+    [(470, CheckVerdict.OK), (455, CheckVerdict.OK), (420, CheckVerdict.WARNING), (300, CheckVerdict.FAILED)],
 )
-def test_bandwidth_inside_a_machine(busbw: float, verdict: Verdict, context: Context) -> None:
+def test_bandwidth_inside_a_machine(busbw: float, verdict: CheckVerdict, context: Context) -> None:
     judgement = judge_nccl(shapes.nccl(8, busbw), context)  # the type is found from the device lines
     assert judgement.verdict is verdict
     assert judgement.facts["ranks"] == 8
@@ -25,27 +26,27 @@ def test_bandwidth_inside_a_machine(busbw: float, verdict: Verdict, context: Con
 
 def test_ranks_are_read_from_the_figures_where_the_device_lines_are_cut(h100: Context) -> None:
     judgement = judge_nccl(shapes.nccl(8, 470, devices=False), h100)
-    assert (judgement.facts["ranks"], judgement.verdict) == (8, Verdict.OK)
+    assert (judgement.facts["ranks"], judgement.verdict) == (8, CheckVerdict.OK)
 
 
 def test_between_machines_the_nics_are_the_limit(context: Context) -> None:
     text = shapes.nccl(16, 196, hosts=2)
     assert codes_of(judge_nccl(text, context)) == ["PF-NCCL-010"]
     eight_of_200 = replace(context, facts={"ibstat": {"active_gbit_s": [200.0] * 8}})
-    assert judge_nccl(text, eight_of_200).verdict is Verdict.OK
+    assert judge_nccl(text, eight_of_200).verdict is CheckVerdict.OK
     half = replace(context, facts={"ibstat": {"active_gbit_s": [400.0] * 8}})
-    assert judge_nccl(text, half).verdict is Verdict.FAILED
+    assert judge_nccl(text, half).verdict is CheckVerdict.FAILED
 
 
 def test_one_card_uses_one_nic(context: Context) -> None:
     four = replace(context, facts={"ibstat": {"active_gbit_s": [400.0] * 4}})
-    assert judge_nccl(shapes.nccl(2, 48, hosts=2), four).verdict is Verdict.OK
+    assert judge_nccl(shapes.nccl(2, 48, hosts=2), four).verdict is CheckVerdict.OK
 
 
 def test_the_average_is_never_compared(h100: Context) -> None:
     text = shapes.nccl(8, 470).replace("Avg bus bandwidth    : 470.000", "Avg bus bandwidth    : 66.4834")
     judgement = judge_nccl(text, h100)
-    assert (judgement.verdict, judgement.facts["average_gb_s"]) == (Verdict.OK, [66.4834])
+    assert (judgement.verdict, judgement.facts["average_gb_s"]) == (CheckVerdict.OK, [66.4834])
 
 
 def test_damaged_data_is_failed_whatever_the_bandwidth(h100: Context) -> None:
@@ -64,7 +65,7 @@ def test_independent_runs_are_no_measurement(h100: Context) -> None:
 
 
 def test_two_tests_after_each_other_are_not_independent_runs(h100: Context) -> None:
-    assert judge_nccl(shapes.nccl(8, 470) + shapes.nccl(8, 465), h100).verdict is Verdict.OK
+    assert judge_nccl(shapes.nccl(8, 470) + shapes.nccl(8, 465), h100).verdict is CheckVerdict.OK
 
 
 def test_one_rank_and_small_sizes_say_nothing(h100: Context) -> None:

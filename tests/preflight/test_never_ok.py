@@ -19,9 +19,9 @@ from tests.preflight.test_storage import listing
 from exaserve.cli.preflight import load_expectations
 from exaserve.preflight import (
     CHECKS,
+    CheckVerdict,
     Context,
     Output,
-    Verdict,
     build_report,
     judge_host,
     judge_output,
@@ -112,7 +112,7 @@ def test_every_truncation_of_every_sample(name: str) -> None:
     text = SAMPLES[name]
     for cut in range(0, len(text), max(1, len(text) // 150)):
         judge_output(check, Output(text[:cut], 0), context(), "host")
-    assert judge_output(check, Output("", 0), context(), "host").verdict is not Verdict.OK
+    assert judge_output(check, Output("", 0), context(), "host").verdict is not CheckVerdict.OK
 
 
 @LIGHT
@@ -127,7 +127,7 @@ def test_a_topology_that_lost_rows_is_never_ok(data) -> None:
     ]
     gone = set(data.draw(st.lists(st.sampled_from(rows), min_size=1, unique=True)))
     left = "\n".join(line for i, line in enumerate(lines) if i not in gone)
-    assert judge_topology(left, Context()).verdict is not Verdict.OK
+    assert judge_topology(left, Context()).verdict is not CheckVerdict.OK
 
 
 @LIGHT
@@ -136,7 +136,7 @@ def test_a_truncated_topology_is_never_ok_before_its_last_row(data) -> None:
     text = data.draw(st.sampled_from(TOPOLOGIES[:4]))
     end = text.index("Legend:")
     last_cell = len(text[:end].rstrip()) - 2
-    assert judge_topology(text[: data.draw(st.integers(0, last_cell - 1))], Context()).verdict is not Verdict.OK
+    assert judge_topology(text[: data.draw(st.integers(0, last_cell - 1))], Context()).verdict is not CheckVerdict.OK
 
 
 @LIGHT
@@ -144,7 +144,7 @@ def test_a_truncated_topology_is_never_ok_before_its_last_row(data) -> None:
 def test_a_mutated_topology_is_ok_only_with_all_its_rows(data) -> None:
     text = data.draw(mutated(data.draw(st.sampled_from(TOPOLOGIES))))
     judgement = judge_topology(text, Context())
-    if judgement.verdict is Verdict.OK:
+    if judgement.verdict is CheckVerdict.OK:
         assert judgement.facts["tables"]
         for table in judgement.facts["tables"]:
             assert table["rows_missing"] == []
@@ -159,7 +159,7 @@ def test_an_amd_topology_that_lost_rows_is_never_ok(data) -> None:
     gone = set(data.draw(st.lists(st.sampled_from(rows), min_size=1, unique=True)))
     assert (
         judge_rocm("\n".join(line for i, line in enumerate(lines) if i not in gone), Context()).verdict
-        is not Verdict.OK
+        is not CheckVerdict.OK
     )
 
 
@@ -175,8 +175,8 @@ def test_results_that_lost_all_rows_are_never_ok(judge, text: str) -> None:
         if not any(word in line for word in ("float", "Port", "State", "state", "counters"))
     )
     machines = Context(machines=context().machines)
-    assert judge(text, machines).verdict is Verdict.OK
-    assert judge(kept, machines).verdict is not Verdict.OK
+    assert judge(text, machines).verdict is CheckVerdict.OK
+    assert judge(kept, machines).verdict is not CheckVerdict.OK
 
 
 @LIGHT

@@ -13,11 +13,11 @@ from tests.preflight.test_storage import listing
 
 from exaserve.preflight import (
     CHECKS,
+    CheckResult,
+    CheckVerdict,
     CodeEntry,
     Context,
     Output,
-    Result,
-    Verdict,
     build_report,
     compare_hosts,
     judge_host,
@@ -39,36 +39,36 @@ HEALTHY = {
 }
 
 
-def by_check(results: list[Result]) -> dict[str, Result]:
+def by_check(results: list[CheckResult]) -> dict[str, CheckResult]:
     return {result.check: result for result in results}
 
 
 def test_a_healthy_host(context: Context, codes: dict[str, CodeEntry]) -> None:
     results = judge_host("n1", HEALTHY, context)
     report = build_report(results, codes)
-    assert (report.verdict, report.exit_code) == (Verdict.OK, 0), [f for r in results for f in r.findings]
+    assert (report.verdict, report.exit_code) == (CheckVerdict.OK, 0), [f for r in results for f in r.findings]
 
 
 def test_the_type_found_from_the_cards_sharpens_later_checks(context: Context) -> None:
     worn = {**HEALTHY, "topology": Output(shapes.topology(8, 8, shapes.hgx("NV16")), 0)}
-    assert by_check(judge_host("n1", worn, context))["topology"].verdict is Verdict.FAILED
+    assert by_check(judge_host("n1", worn, context))["topology"].verdict is CheckVerdict.FAILED
     del worn["gpu"]
-    assert by_check(judge_host("n1", worn, context))["topology"].verdict is Verdict.OK
+    assert by_check(judge_host("n1", worn, context))["topology"].verdict is CheckVerdict.OK
 
 
 def test_what_became_of_the_command(context: Context, h100: Context) -> None:
-    def one(check: str, output: Output, given: Context = context) -> Result:
+    def one(check: str, output: Output, given: Context = context) -> CheckResult:
         return judge_host("n1", {check: output}, given)[0]
 
     missing = Output(missing="nvidia-smi")
-    assert one("topology", missing).verdict is Verdict.NOT_RUN
+    assert one("topology", missing).verdict is CheckVerdict.NOT_RUN
     assert one("topology", missing).summary == "not run: nvidia-smi not found"
-    assert one("topology", missing, h100).verdict is Verdict.WARNING, "the type must have it"
-    assert one("topology", Output(problem="no answer in time")).verdict is Verdict.NOT_RUN
-    assert one("rdma_counters", Output("\n", 0)).verdict is Verdict.NOT_RUN
-    assert one("rdma_counters", Output("\n", 0), h100).verdict is Verdict.WARNING
+    assert one("topology", missing, h100).verdict is CheckVerdict.WARNING, "the type must have it"
+    assert one("topology", Output(problem="no answer in time")).verdict is CheckVerdict.NOT_RUN
+    assert one("rdma_counters", Output("\n", 0)).verdict is CheckVerdict.NOT_RUN
+    assert one("rdma_counters", Output("\n", 0), h100).verdict is CheckVerdict.WARNING
     assert [f.code for f in one("cpu", Output(LSCPU, 1)).findings] == ["PF-RUN-004"]
-    assert one("cpu", Output("segfault", 139)).verdict is Verdict.WARNING
+    assert one("cpu", Output("segfault", 139)).verdict is CheckVerdict.WARNING
 
 
 def test_exit_codes(codes: dict[str, CodeEntry], context: Context) -> None:
@@ -108,14 +108,14 @@ def test_hosts_that_differ_are_named(context: Context) -> None:
     (fleet,) = compare_hosts(results, context)
     assert [finding.code for finding in fleet.findings] == ["PF-FLEET-001", "PF-FLEET-002"]
     assert "n2 (535.104.05)" in fleet.findings[0].text
-    assert fleet.verdict is Verdict.FAILED
+    assert fleet.verdict is CheckVerdict.FAILED
 
 
 def test_like_hosts_and_single_hosts(context: Context) -> None:
     one = judge_host("n1", HEALTHY, context)
     assert compare_hosts(one, context) == []
     (fleet,) = compare_hosts(one + judge_host("n2", HEALTHY, context), context)
-    assert fleet.verdict is Verdict.OK
+    assert fleet.verdict is CheckVerdict.OK
     assert fleet.lines == (
         "bandwidth between hosts: mpirun -np 16 -H n1:8,n2:8 all_reduce_perf -b 256M -e 8G -f 2 -g 1",
     )

@@ -4,7 +4,7 @@ from typing import Any
 
 from tests.preflight import shapes
 
-from exaserve.preflight import Context, Verdict
+from exaserve.preflight import CheckVerdict, Context
 from exaserve.preflight.rocm import judge_rocm, parse_rocm
 
 
@@ -22,7 +22,7 @@ def table(judgement: Any) -> Any:
 
 def test_eight_cards_on_xgmi(context: Context) -> None:
     judgement = judge_rocm(shapes.rocm(8, xgmi, lambda a, b: 15), context)
-    assert judgement.verdict is Verdict.OK, judgement.findings
+    assert judgement.verdict is CheckVerdict.OK, judgement.findings
     assert table(judgement)["fully_connected"] is True
     assert [unit["cards"][0] for unit in table(judgement)["units"]] == ["GPU0", "GPU4"]
     assert [unit["numa"] for unit in table(judgement)["units"]] == [[0], [1]]
@@ -44,7 +44,7 @@ def test_pcie_only(context: Context) -> None:
 
 def test_lost_link_and_asymmetry(context: Context) -> None:
     lost = judge_rocm(shapes.rocm(8, lambda a, b: "PCIE" if {a, b} == {2, 5} else "XGMI", lambda a, b: 15), context)
-    assert lost.verdict is Verdict.FAILED
+    assert lost.verdict is CheckVerdict.FAILED
     assert "GPU2-GPU5" in lost.findings[0].text
     one_way = judge_rocm(shapes.rocm(8, xgmi, lambda a, b: 40 if (a, b) == (2, 5) else 15), context)
     assert codes_of(one_way) == ["PF-ROCM-004"]
@@ -56,7 +56,7 @@ def test_numa_list_with_tabs_alone(context: Context) -> None:
         for i in range(8)
     )
     judgement = judge_rocm(text, context)
-    assert judgement.verdict is Verdict.WARNING
+    assert judgement.verdict is CheckVerdict.WARNING
     assert table(judgement)["numa"] == {f"GPU{i}": i // 4 for i in range(8)}
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from exaserve.preflight import Context, Verdict, check_named, script, split
+from exaserve.preflight import CheckVerdict, Context, check_named, script, split
 from exaserve.preflight.storage import judge_checksums, judge_disk, judge_read_speed, judge_weights
 
 TENSORS = {f"model.layers.{i}.weight": [64, 64] for i in range(4)}
@@ -72,9 +72,9 @@ def model(tmp_path: Path) -> Path:
 
 def test_complete_weights(model: Path, context: Context) -> None:
     judgement = judge_weights(run(model), context)
-    assert judgement.verdict is Verdict.OK, judgement.findings
+    assert judgement.verdict is CheckVerdict.OK, judgement.findings
     assert judgement.facts["tensors"] == 4
-    assert judge_weights(listing(), context).verdict is Verdict.OK
+    assert judge_weights(listing(), context).verdict is CheckVerdict.OK
 
 
 def test_truncated_file(model: Path, context: Context) -> None:
@@ -95,7 +95,7 @@ def test_pointer_instead_of_file(model: Path, context: Context) -> None:
         "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n"
     )
     judgement = judge_weights(run(model), context)
-    assert judgement.verdict is Verdict.FAILED
+    assert judgement.verdict is CheckVerdict.FAILED
     assert "PF-WGT-002" in codes_of(judgement)
 
 
@@ -131,14 +131,14 @@ def test_checksums(model: Path, context: Context) -> None:
 
     file = model / "tokenizer.json"
     (model / "SHA256SUMS").write_text(f"{hashlib.sha256(file.read_bytes()).hexdigest()}  tokenizer.json\n")
-    assert judge_checksums(run(model, "checksums"), context).verdict is Verdict.OK
+    assert judge_checksums(run(model, "checksums"), context).verdict is CheckVerdict.OK
     file.write_text("{ }")
-    assert judge_checksums(run(model, "checksums"), context).verdict is Verdict.FAILED
+    assert judge_checksums(run(model, "checksums"), context).verdict is CheckVerdict.FAILED
 
 
 def test_disk(context: Context) -> None:
     text = "Filesystem     Type 1024-blocks      Used Available Capacity Mounted on\n/dev/nvme0n1p1 ext4 3750000000 100000000 3650000000       3% /models\n"
-    assert judge_disk(text, context).verdict is Verdict.OK
+    assert judge_disk(text, context).verdict is CheckVerdict.OK
     assert codes_of(judge_disk(text, replace(context, weights_bytes=4_000_000_000_000))) == ["PF-DISK-002"]
     assert codes_of(judge_disk(text.replace("ext4", "nfs4"), context)) == ["PF-DISK-001"]
     full = text.replace("3650000000", "36000000")
@@ -147,8 +147,8 @@ def test_disk(context: Context) -> None:
 
 def test_read_speed_against_the_size(context: Context) -> None:
     text = "256+0 records in\n256+0 records out\n4294967296 bytes (4.3 GB, 4.0 GiB) copied, 2.0 s, 2.1 GB/s\n"
-    assert judge_read_speed(text, context).verdict is Verdict.OK
-    assert judge_read_speed(text, replace(context, weights_bytes=140_000_000_000)).verdict is Verdict.OK
+    assert judge_read_speed(text, context).verdict is CheckVerdict.OK
+    assert judge_read_speed(text, replace(context, weights_bytes=140_000_000_000)).verdict is CheckVerdict.OK
     assert codes_of(judge_read_speed(text, replace(context, weights_bytes=1_400_000_000_000))) == ["PF-DISK-003"]
     assert codes_of(
         judge_read_speed("1000 bytes (1.0 kB) copied, 0.001 s, 1.0 MB/s", replace(context, weights_bytes=1))

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from tests.preflight import shapes
 
-from exaserve.preflight import Context, Judgement, Verdict
+from exaserve.preflight import CheckVerdict, Context, Judgement
 from exaserve.preflight.judge_topology import judge_topology
 from exaserve.preflight.links import choose_nics, pack_units
 from exaserve.preflight.topology import RANK, looks_like_topology, parse_topology
@@ -57,7 +57,7 @@ def test_every_spacing_reads_the_same(style: str, nics: int, context: Context) -
 
 def test_a_healthy_machine_is_ok(h100: Context) -> None:
     judgement = judge_topology(shapes.topology(8, 8, shapes.hgx()), h100)
-    assert judgement.verdict is Verdict.OK, judgement.findings
+    assert judgement.verdict is CheckVerdict.OK, judgement.findings
 
 
 def test_cards_that_share_a_switch_get_a_nic_each(context: Context) -> None:
@@ -111,7 +111,7 @@ def test_old_drivers_and_containers_leave_the_affinity_unknown(context: Context)
         judgement = judge_topology(shapes.topology(4, 0, shapes.everywhere("NV4"), affinity=affinity), context)
         assert "PF-TOPO-010" in codes_of(judgement)
         assert table(judgement)["units"][0]["numa"] is None
-        assert judgement.verdict is Verdict.WARNING
+        assert judgement.verdict is CheckVerdict.WARNING
 
 
 def test_comma_lists_and_several_nodes_per_socket(context: Context) -> None:
@@ -192,7 +192,7 @@ def test_nics_are_matched_even_when_greed_would_fail() -> None:
 def test_asymmetry_is_a_fault(context: Context) -> None:
     text = shapes.topology(8, 8, shapes.but(shapes.hgx(), {("GPU2", "GPU5"): "NV17"}))
     judgement = judge_topology(text, context)
-    assert judgement.verdict is Verdict.FAILED
+    assert judgement.verdict is CheckVerdict.FAILED
     assert {"PF-TOPO-002", "PF-TOPO-003"} <= codes_of(judgement)
 
 
@@ -200,14 +200,14 @@ def test_asymmetry_is_a_fault(context: Context) -> None:
 def test_lost_link_without_knowing_the_machine(word: str, context: Context) -> None:
     both = {("GPU2", "GPU5"): word, ("GPU5", "GPU2"): word}
     judgement = judge_topology(shapes.topology(8, 0, shapes.but(shapes.hgx(), both)), context)
-    assert judgement.verdict is Verdict.FAILED
+    assert judgement.verdict is CheckVerdict.FAILED
     assert any("GPU2-GPU5" in finding.text for finding in judgement.findings if finding.code == "PF-TOPO-003")
 
 
 def test_all_links_weak_needs_the_type_to_be_seen(context: Context, h100: Context) -> None:
     text = shapes.topology(8, 0, shapes.hgx("NV16"))
-    assert judge_topology(text, context).verdict is Verdict.OK
-    assert judge_topology(text, h100).verdict is Verdict.FAILED
+    assert judge_topology(text, context).verdict is CheckVerdict.OK
+    assert judge_topology(text, h100).verdict is CheckVerdict.FAILED
 
 
 def test_cards_that_fell_out_of_the_fabric(context: Context) -> None:
@@ -217,13 +217,13 @@ def test_cards_that_fell_out_of_the_fabric(context: Context) -> None:
         return "NV18" if not out & {a, b} else "NODE"
 
     judgement = judge_topology(shapes.topology(8, 0, link), context)
-    assert judgement.verdict is Verdict.FAILED
+    assert judgement.verdict is CheckVerdict.FAILED
     assert {"PF-TOPO-003", "PF-TOPO-004", "PF-TOPO-005"} <= codes_of(judgement)
 
 
 def test_missing_card_and_no_links_at_all_against_the_type(h100: Context) -> None:
     assert "PF-TOPO-012" in codes_of(judge_topology(shapes.topology(7, 0, shapes.hgx()), h100))
-    assert judge_topology(shapes.topology(8, 0, shapes.everywhere("SYS")), h100).verdict is Verdict.FAILED
+    assert judge_topology(shapes.topology(8, 0, shapes.everywhere("SYS")), h100).verdict is CheckVerdict.FAILED
 
 
 def test_pairs_of_a_bridged_type(context: Context, expectations: Any) -> None:
@@ -256,7 +256,7 @@ def test_virtual_machines_say_nothing_about_links(context: Context) -> None:
     text = shapes.topology(4, 0, shapes.everywhere("PHB"), affinity=lambda _i: ("0-79", "0"))
     judgement = judge_topology(text, context)
     assert "PF-TOPO-007" in codes_of(judgement)
-    assert judgement.verdict is Verdict.WARNING
+    assert judgement.verdict is CheckVerdict.WARNING
 
 
 @pytest.mark.parametrize("gone", ["GPU0", "GPU3", "GPU7", "NIC0", "NIC7"])
@@ -264,7 +264,7 @@ def test_a_lost_row_is_never_ok(gone: str, h100: Context) -> None:
     lines = shapes.topology(8, 8, shapes.hgx()).splitlines()
     text = "\n".join(line for line in lines if not line.startswith(gone + "\t"))
     judgement = judge_topology(text, h100)
-    assert judgement.verdict >= Verdict.WARNING
+    assert judgement.verdict >= CheckVerdict.WARNING
     assert table(judgement)["rows_missing"] == [gone]
     if gone.startswith("GPU"):
         assert table(judgement)["nic_of"][gone]["nic"] is not None, "the NICs' own rows still tell"
@@ -296,12 +296,12 @@ def test_a_row_with_a_cell_too_few_gives_nothing(context: Context) -> None:
     text = shapes.topology(8, 0, shapes.hgx(), legend=False).replace("GPU4\tNV18\tNV18", "GPU4\tNV18", 1)
     judgement = judge_topology(text, context)
     assert table(judgement)["rows_missing"] == ["GPU4"]
-    assert judgement.verdict is Verdict.WARNING
+    assert judgement.verdict is CheckVerdict.WARNING
 
 
 @pytest.mark.parametrize("text", ["", "\n", "No devices were found", "GPU0", "GPU0\tGPU1", "CA 'mlx5_0'", "\x00\xff"])
 def test_nothing_to_read_is_not_ok(text: str, context: Context) -> None:
-    assert judge_topology(text, context).verdict >= Verdict.WARNING
+    assert judge_topology(text, context).verdict >= CheckVerdict.WARNING
 
 
 def test_other_tables_are_not_taken_for_a_topology() -> None:

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 __all__ = ["plan"]
 
-_NEED, _FLEET, _ENGINE, _OUT, _KNOWN = "Demand", "Fleet", "Engine", "Output", "Figures already known"
+_NEED, _FLEET, _ENGINE, _OUT, _KNOWN = "TrafficDemand", "Fleet", "Engine", "Output", "Figures already known"
 LOG_BYTES_MAX = 200_000_000
 
 
@@ -220,16 +220,16 @@ def _save(path: Path, text: str) -> None:
 def _check_log(o: dict[str, Any], request: PlanRequest, log: Any) -> None:
     from exaserve.cli.plan_show import show_comparison
     from exaserve.domain.errors import ConfigError
-    from exaserve.planning import Measured, Placement, compare, plan_memory
+    from exaserve.planning import MeasuredMemory, Parallelism, compare, plan_memory
 
     if not log.figures:
         raise ConfigError(f"{o['check']}: no line of a vLLM or SGLang start-up about memory.", param="check")
     from dataclasses import replace
 
-    placement = Placement(max(1, request.tp), max(1, request.pp), bool(request.ep), request.partition)
+    placement = Parallelism(max(1, request.tp), max(1, request.pp), bool(request.ep), request.partition)
     asked = replace(request.memory_request(placement), max_num_seqs=request.max_num_seqs)
     predicted = plan_memory(asked)
-    known = Measured(*(log.get(n) for n in ("weights_gib", "non_torch_gib", "activation_gib", "kv_gib")))
+    known = MeasuredMemory(*(log.get(n) for n in ("weights_gib", "non_torch_gib", "activation_gib", "kv_gib")))
     enough = known.kv_gib is not None or (known.weights_gib is not None and known.activation_gib is not None)
     given = plan_memory(replace(asked, measured=known)) if enough else None
     rows = compare(log, predicted, given)

@@ -12,14 +12,14 @@ from exaserve.domain.errors import ConfigError
 from exaserve.perfmodel import find_hardware
 from exaserve.planning import (
     Architecture,
-    Demand,
     Fleet,
     LogFacts,
-    Measured,
+    MeasuredMemory,
     PlanRequest,
     Prices,
     RequestClass,
     Targets,
+    TrafficDemand,
     find_link,
     model_from_config,
     model_from_name,
@@ -120,16 +120,16 @@ def _memory(text: str) -> tuple[float, ...]:
     return values
 
 
-def _demand(o: Mapping[str, Any]) -> tuple[Demand, bool]:
+def _demand(o: Mapping[str, Any]) -> tuple[TrafficDemand, bool]:
     if o["scenarios"]:
         return reference_demand(o["rps"]), True
     prompt, output = o["prompt_tokens"] or 1000, o["output_tokens"] or 200
     if o["rps"] is not None:
-        return Demand((RequestClass("requests", prompt, output, o["rps"]),)), True
+        return TrafficDemand((RequestClass("requests", prompt, output, o["rps"]),)), True
     if o["users"] is not None:
         # Replaced by the rate that so many users make, once the speed of a replica is known.
-        return Demand((RequestClass("users", prompt, output, max(1e-3, o["users"] / 60.0)),)), True
-    return Demand((replace(ASSUMED, prompt_tokens=prompt, output_tokens=output),)), False
+        return TrafficDemand((RequestClass("users", prompt, output, max(1e-3, o["users"] / 60.0)),)), True
+    return TrafficDemand((replace(ASSUMED, prompt_tokens=prompt, output_tokens=output),)), False
 
 
 def users_rate(r: PlanRequest, users: int, think_s: float) -> PlanRequest:
@@ -201,7 +201,7 @@ def request_of(o: Mapping[str, Any], log: LogFacts | None = None) -> PlanRequest
         partition=parse_partition(o["partition"]),
         replicas_per_node=o["replicas_per_node"],
         prices=read_prices(o["prices"]),
-        measured=Measured(o["weights_gib"], o["non_torch_gib"], o["activation_gib"], o["kv_gib"]),
+        measured=MeasuredMemory(o["weights_gib"], o["non_torch_gib"], o["activation_gib"], o["kv_gib"]),
         offline=o["offline"],
         operations=not o["no_operations"],
     )

@@ -11,7 +11,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from exaserve.planning import Comparison, Plan, SweepRow, Term
+from exaserve.planning import ClusterPlan, Comparison, SweepRow, Term
 from exaserve.planning.layout import Option
 from exaserve.planning.memory import GIB
 
@@ -71,7 +71,7 @@ def _seconds(value: float) -> str:
     return f"{value * 1e3:,.0f} ms" if value < 1 else f"{value:,.2f} s"
 
 
-def show_plan(console: Console, plan: Plan) -> None:
+def show_plan(console: Console, plan: ClusterPlan) -> None:
     """The whole plan in a terminal."""
     r, best = plan.request, plan.best
     size = f"{r.arch.parameters / 1e9:.1f} B parameters"
@@ -95,7 +95,7 @@ def show_plan(console: Console, plan: Plan) -> None:
         _bullets(console, f"Perhaps not worth a cluster: {v.reason}", [f"cheaper: {v.alternative}"], "yellow")
 
 
-def _show_answer(console: Console, plan: Plan, best: Option) -> None:
+def _show_answer(console: Console, plan: ClusterPlan, best: Option) -> None:
     r, p = plan.request, best.placement
     parts = [f"tensor parallel {p.tp}"]
     parts += [f"{p.pp} pipeline stages (idle share for one prompt {plan.bubble:.0%})"] if p.pp > 1 else []
@@ -135,7 +135,7 @@ def _show_memory(console: Console, best: Option) -> None:
     _bullets(console, f"{best.memory.request.version.label} would print", [*best.memory.says, rule])
 
 
-def _show_options(console: Console, plan: Plan) -> None:
+def _show_options(console: Console, plan: ClusterPlan) -> None:
     if len(plan.options) < 2:
         return
     columns = ("TP x PP", "GiB a rank", "KV tokens", "one carries", "full first", "replicas", "cards", "cost/h")
@@ -155,7 +155,7 @@ def _show_options(console: Console, plan: Plan) -> None:
     _bullets(console, "Layouts that are out", out)
 
 
-def _show_load(console: Console, plan: Plan) -> None:
+def _show_load(console: Console, plan: ClusterPlan) -> None:
     now = plan.now
     if now is None:
         return
@@ -185,7 +185,7 @@ def _show_load(console: Console, plan: Plan) -> None:
         console.print()
 
 
-def _show_pools(console: Console, plan: Plan) -> None:
+def _show_pools(console: Console, plan: ClusterPlan) -> None:
     if not plan.pools:
         return
     columns = ("pool", "prompts up to", "KV block", "replicas", "carry")
@@ -203,7 +203,7 @@ def _show_pools(console: Console, plan: Plan) -> None:
     console.print()
 
 
-def _show_network(console: Console, plan: Plan) -> None:
+def _show_network(console: Console, plan: ClusterPlan) -> None:
     if plan.flows:
         columns = ("traffic", "over", "per step", "load", "of the step", "")
         rows: list[Row] = []
@@ -221,7 +221,7 @@ def _show_network(console: Console, plan: Plan) -> None:
         console.print()
 
 
-def _show_cost(console: Console, plan: Plan) -> None:
+def _show_cost(console: Console, plan: ClusterPlan) -> None:
     c = plan.cost
     if c is None:
         return

@@ -29,6 +29,7 @@ from exaserve.cli.preflight_hosts import (
 from exaserve.cli.preflight_options import (
     Active,
     AsJson,
+    CardUnit,
     Checks,
     ConnectTimeout,
     Details,
@@ -48,7 +49,6 @@ from exaserve.cli.preflight_options import (
     SessionTimeout,
     Ssh,
     Streams,
-    Unit,
     Weights,
     WeightsGb,
 )
@@ -57,12 +57,12 @@ from exaserve.domain.errors import ConfigError
 from exaserve.preflight import (
     CHECKS,
     Check,
+    CheckResult,
     CodeEntry,
     Context,
     Expectations,
     Output,
-    Report,
-    Result,
+    PreflightReport,
     build_report,
     compare_hosts,
     judge_host,
@@ -120,7 +120,7 @@ def preflight(
     peer: Peer = None,
     machine: MachineName = None,
     machines: MachinesFile = None,
-    unit: Unit = None,
+    unit: CardUnit = None,
     streams: Streams = 10_000,
     engines: Engines = 2,
     engine: Engine = "",
@@ -278,8 +278,8 @@ def _over_ssh(names: Sequence[str], plan: _Plan, ssh: SshOptions, console: Conso
 
 def _judge(
     collected: Sequence[Collected], context: Context, codes: Mapping[str, CodeEntry], only: set[str] | None
-) -> Report:
-    results: list[Result] = []
+) -> PreflightReport:
+    results: list[CheckResult] = []
     for each in collected:
         if each.problem:
             results.append(unreachable(each.host, each.problem))
@@ -293,7 +293,7 @@ def _judge(
     return build_report(results, codes)
 
 
-def _write(report: Report, *, as_json: bool, html: Path | None, details: bool) -> None:
+def _write(report: PreflightReport, *, as_json: bool, html: Path | None, details: bool) -> None:
     if html is not None:
         when = time.strftime("%Y-%m-%d %H:%M %Z")
         try:

@@ -10,6 +10,7 @@ import typer
 __all__ = [
     "Active",
     "AsJson",
+    "CardUnit",
     "Checks",
     "ConnectTimeout",
     "Details",
@@ -29,12 +30,11 @@ __all__ = [
     "SessionTimeout",
     "Ssh",
     "Streams",
-    "Unit",
     "Weights",
     "WeightsGb",
 ]
 
-_WHERE, _WHAT, _EXPECT, _REPORT = "Where", "What", "Expectations", "Report"
+_WHERE, _WHAT, _EXPECT, _REPORT = "Where", "What", "Expectations", "PreflightReport"
 
 Hosts = Annotated[
     list[str] | None,
@@ -68,7 +68,7 @@ MachineName = Annotated[str | None, typer.Option(help="Machine type, such as hgx
 MachinesFile = Annotated[
     Path | None, typer.Option(help="YAML file with own machine types or limits.", rich_help_panel=_EXPECT)
 ]
-Unit = Annotated[
+CardUnit = Annotated[
     int | None, typer.Option(min=1, max=64, help="Cards per inference unit; default 4.", rich_help_panel=_EXPECT)
 ]
 Streams = Annotated[

@@ -7,14 +7,19 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from exaserve.preflight import AREAS, Report, Result, Verdict
+from exaserve.preflight import AREAS, CheckResult, CheckVerdict, PreflightReport
 
 __all__ = ["show"]
 
-_STYLES = {Verdict.OK: "green", Verdict.NOT_RUN: "dim", Verdict.WARNING: "yellow", Verdict.FAILED: "bold red"}
+_STYLES = {
+    CheckVerdict.OK: "green",
+    CheckVerdict.NOT_RUN: "dim",
+    CheckVerdict.WARNING: "yellow",
+    CheckVerdict.FAILED: "bold red",
+}
 
 
-def show(console: Console, report: Report, *, details: bool) -> None:
+def show(console: Console, report: PreflightReport, *, details: bool) -> None:
     """One table per host, then the findings with their repairs (once per code), then the counts.
 
     Args:
@@ -23,7 +28,7 @@ def show(console: Console, report: Report, *, details: bool) -> None:
     several = len(report.hosts()) > 3
     for host in report.hosts():
         results = [result for result in report.results if result.host == host]
-        shown = results if details or not several else [r for r in results if r.verdict >= Verdict.WARNING]
+        shown = results if details or not several else [r for r in results if r.verdict >= CheckVerdict.WARNING]
         if not shown:
             continue
         console.print()
@@ -34,7 +39,7 @@ def show(console: Console, report: Report, *, details: bool) -> None:
     console.print(_line(report))
 
 
-def _table(results: list[Result]) -> Table:
+def _table(results: list[CheckResult]) -> Table:
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, expand=True, padding=(0, 1))
     table.add_column("verdict", no_wrap=True, width=7)
     table.add_column("check", ratio=3)
@@ -42,7 +47,7 @@ def _table(results: list[Result]) -> Table:
     for area in AREAS:
         for result in sorted((r for r in results if r.area == area), key=lambda r: -r.verdict):
             style = _STYLES[result.verdict]
-            if result.verdict is Verdict.NOT_RUN:
+            if result.verdict is CheckVerdict.NOT_RUN:
                 continue
             found = Text(result.summary)
             for line in result.lines:
@@ -54,20 +59,20 @@ def _table(results: list[Result]) -> Table:
     # What did not run is told by reason: five rows of "nvidia-smi not found" are one.
     reasons: dict[str, list[str]] = {}
     for result in results:
-        if result.verdict is Verdict.NOT_RUN:
+        if result.verdict is CheckVerdict.NOT_RUN:
             reasons.setdefault(result.summary.removeprefix("not run: "), []).append(result.check)
     for reason, checks in reasons.items():
         table.add_row(*(Text(words, style="dim") for words in ("not run", ", ".join(checks), reason)))
     return table
 
 
-def _repairs(console: Console, report: Report) -> None:
-    repairs: dict[tuple[str, str], Verdict] = {}
+def _repairs(console: Console, report: PreflightReport) -> None:
+    repairs: dict[tuple[str, str], CheckVerdict] = {}
     for result in report.results:
         for finding in result.findings:
-            if finding.verdict >= Verdict.WARNING and finding.repair:
+            if finding.verdict >= CheckVerdict.WARNING and finding.repair:
                 key = (finding.code, finding.repair)
-                repairs[key] = max(repairs.get(key, Verdict.OK), finding.verdict)
+                repairs[key] = max(repairs.get(key, CheckVerdict.OK), finding.verdict)
     if not repairs:
         return
     console.print()
@@ -80,11 +85,11 @@ def _repairs(console: Console, report: Report) -> None:
     console.print(table)
 
 
-def _line(report: Report) -> Text:
+def _line(report: PreflightReport) -> Text:
     line = Text()
     for label, count in report.counts().items():
         if count:
-            verdict = next(each for each in Verdict if each.label == label)
+            verdict = next(each for each in CheckVerdict if each.label == label)
             line.append(f"{count} {label}", style=_STYLES[verdict])
             line.append("   ")
     line.append(f"exit {report.exit_code}", style="dim")

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 
 if TYPE_CHECKING:
     from exaserve.emulator.config import MetricsSize
-    from exaserve.perfmodel.engine import Engine, Request, StepResult
+    from exaserve.perfmodel.engine import EngineModel, Request, StepResult
 
 __all__ = ["Exposition", "Histogram", "Stats", "garble", "rename", "without"]
 
@@ -302,7 +302,7 @@ class Exposition:
     """
 
     def __init__(
-        self, engine: Engine, stats: Stats, model: str, size: MetricsSize, created: float, util: float
+        self, engine: EngineModel, stats: Stats, model: str, size: MetricsSize, created: float, util: float
     ) -> None:
         self._engine, self._stats = engine, stats
         self._real = size == "real"

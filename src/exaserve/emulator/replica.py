@@ -13,7 +13,7 @@ from exaserve.emulator.faults import Faults, merge
 from exaserve.emulator.http import Connection, HttpRequest
 from exaserve.emulator.metrics import Exposition, Stats
 from exaserve.emulator.routes import dispatch
-from exaserve.perfmodel.engine import Engine, FinishReason, Request
+from exaserve.perfmodel.engine import EngineModel, FinishReason, Request
 
 if TYPE_CHECKING:
     from exaserve.emulator.answers import Answer, Choice
@@ -74,7 +74,7 @@ class Replica:
     def _new_engine(self) -> None:
         """An engine as after a start: empty cache, counters at zero."""
         config = self.config
-        self.engine = Engine(
+        self.engine = EngineModel(
             self._profile, watermark=config.watermark, prefix_caching=config.prefix_caching, speed=config.speed
         )
         self.engine.slow = self.faults.slow

@@ -38,7 +38,9 @@ def _admission_order(request: Request) -> int:
 
 
 class Batch:
-    """An engine's sequences, waiting and running, and its KV cache; :class:`exaserve.perfmodel.engine.Engine` runs it.
+    """An engine's sequences, waiting and running, and its KV cache.
+
+    :class:`exaserve.perfmodel.engine.EngineModel` runs it.
 
     Args:
         profile: step times and limits.
@@ -128,12 +130,6 @@ class Batch:
     @property
     def running_count(self) -> int:
         return len(self.decoding) + len(self._prefilling)
-
-    @property
-    def waiting_tokens(self) -> int:
-        """Prompt tokens not yet computed, queued and running."""
-        queued = sum(r.prompt_tokens for r in self.waiting)
-        return queued + sum(r.target - r.computed for r in self._prefilling)
 
     def outputs(self, request: Request) -> int:
         """Tokens generated so far."""

@@ -132,11 +132,6 @@ class BlockPool:
                 cached[h] = None
                 self.free += 1
 
-    def clear_cache(self) -> None:
-        """Forgets every cached block that nobody uses."""
-        self.blank += len(self._cached)
-        self._cached.clear()
-
     def validate(self) -> None:
         """Asserts that no block is lost or counted twice."""
         assert self.blank >= 0

@@ -25,7 +25,7 @@ from exaserve.perfmodel.batch import NOBODY, Batch
 from exaserve.perfmodel.sequence import FinishReason, Request, State, StepResult
 from exaserve.perfmodel.step import step_s
 
-__all__ = ["Engine", "FinishReason", "Request", "State", "StepResult"]
+__all__ = ["EngineModel", "FinishReason", "Request", "State", "StepResult"]
 
 # Names of their own: looked up at once where this module is compiled.
 _NEW: Final = State.NEW
@@ -35,7 +35,7 @@ _DECODE: Final = State.DECODE
 _ABORTED: Final = State.ABORTED
 
 
-class Engine(Batch):
+class EngineModel(Batch):
     """One replica's scheduler, batch and KV cache."""
 
     def submit(self, request: Request, now: float) -> None:

@@ -20,7 +20,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from exaserve.perfmodel import EngineProfile
-from exaserve.perfmodel.engine import Engine
+from exaserve.perfmodel.engine import EngineModel
 from exaserve.perfmodel.sequence import State, StepResult
 
 __all__ = ["RunEngine"]
@@ -28,7 +28,7 @@ __all__ = ["RunEngine"]
 _PREFILL: Final = State.PREFILL
 
 
-class RunEngine(Engine):
+class RunEngine(EngineModel):
     """An engine whose pure decode steps are taken together."""
 
     def __init__(

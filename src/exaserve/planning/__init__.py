@@ -9,40 +9,40 @@ from exaserve.planning.architecture import Architecture
 from exaserve.planning.catalogue import find_shape, model_from_config, model_from_name
 from exaserve.planning.chart import sweep_html, sweep_svg
 from exaserve.planning.cost import Prices
-from exaserve.planning.demand import REFERENCE_CLASSES, Demand, RequestClass, Targets, reference_demand
+from exaserve.planning.demand import REFERENCE_CLASSES, RequestClass, Targets, TrafficDemand, reference_demand
 from exaserve.planning.deploy import cluster_file
 from exaserve.planning.engine import EngineVersion, parse_engine
 from exaserve.planning.explain import Term, explain
 from exaserve.planning.fleet import Fleet, PlanRequest
 from exaserve.planning.formats import FORMATS, WeightFormat
 from exaserve.planning.logs import Comparison, LogFacts, compare, read_log
-from exaserve.planning.memory import Measured, MemoryPlan, MemoryRequest, plan_memory
+from exaserve.planning.memory import MeasuredMemory, MemoryPlan, MemoryRequest, plan_memory
 from exaserve.planning.network import LINKS, find_link
-from exaserve.planning.planner import Plan, SweepRow, make_plan, sweep
+from exaserve.planning.planner import ClusterPlan, SweepRow, make_plan, sweep
 from exaserve.planning.report import memory_dict, plan_dict, sweep_dicts
-from exaserve.planning.weights import Placement
+from exaserve.planning.weights import Parallelism
 
 __all__ = [
     "FORMATS",
     "LINKS",
     "REFERENCE_CLASSES",
     "Architecture",
+    "ClusterPlan",
     "Comparison",
-    "Demand",
     "EngineVersion",
     "Fleet",
     "LogFacts",
-    "Measured",
+    "MeasuredMemory",
     "MemoryPlan",
     "MemoryRequest",
-    "Placement",
-    "Plan",
+    "Parallelism",
     "PlanRequest",
     "Prices",
     "RequestClass",
     "SweepRow",
     "Targets",
     "Term",
+    "TrafficDemand",
     "WeightFormat",
     "cluster_file",
     "compare",

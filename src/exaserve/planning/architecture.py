@@ -15,7 +15,7 @@ from exaserve.perfmodel import ModelShape
 from exaserve.planning import blocks
 from exaserve.planning.facts import Facts
 from exaserve.planning.formats import WeightFormat
-from exaserve.planning.tensors import Cache, Layer, Tensor
+from exaserve.planning.tensors import Layer, Tensor
 from exaserve.planning.vision import vision_parameters
 
 __all__ = ["Architecture", "build"]
@@ -283,8 +283,3 @@ def _rope(f: Facts) -> tuple[int, int]:
     if isinstance(parameters, Mapping) and "partial_rotary_factor" in parameters:
         factor = parameters["partial_rotary_factor"]
     return f.context, int(values * float(factor))
-
-
-def caches_of(layers: tuple[Layer, ...]) -> list[Cache]:
-    """Every cache of a run of layers, in order."""
-    return [cache for layer in layers for cache in layer.caches]

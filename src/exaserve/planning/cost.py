@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 
 from exaserve.perfmodel import Hardware
-from exaserve.planning.demand import Demand
+from exaserve.planning.demand import TrafficDemand
 
 __all__ = ["CARD_HOUR_USD", "Cost", "Prices", "cost_of"]
 
@@ -78,7 +78,7 @@ class Cost:
     source: str
 
 
-def cost_of(cards: int, hardware: Hardware, demand: Demand, prices: Prices) -> Cost:
+def cost_of(cards: int, hardware: Hardware, demand: TrafficDemand, prices: Prices) -> Cost:
     """Cost of ``cards`` that carry ``demand``."""
     each, source = prices.of(hardware)
     watts = (hardware.watts or 350.0) * POWER_SHARE + NODE_WATTS

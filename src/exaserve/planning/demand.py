@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 
 from exaserve.domain.errors import ConfigError
 
-__all__ = ["REFERENCE_CLASSES", "Demand", "RequestClass", "Targets", "block_for_length", "reference_demand"]
+__all__ = ["REFERENCE_CLASSES", "RequestClass", "Targets", "TrafficDemand", "block_for_length", "reference_demand"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ class Targets:
 
 
 @dataclass(frozen=True, slots=True)
-class Demand:
+class TrafficDemand:
     """Classes together. What is not given is a mean over requests, weighted by rate.
 
     Attributes:
@@ -90,18 +90,18 @@ class Demand:
     def longest(self) -> int:
         return max(c.tokens for c in self.classes)
 
-    def at(self, rate_s: float) -> Demand:
+    def at(self, rate_s: float) -> TrafficDemand:
         """The same mix at another total rate."""
         total = self.rate_s
         if not total:
-            return Demand(tuple(replace(c, rate_s=rate_s / len(self.classes)) for c in self.classes))
-        return Demand(tuple(replace(c, rate_s=c.rate_s * rate_s / total) for c in self.classes))
+            return TrafficDemand(tuple(replace(c, rate_s=rate_s / len(self.classes)) for c in self.classes))
+        return TrafficDemand(tuple(replace(c, rate_s=c.rate_s * rate_s / total) for c in self.classes))
 
-    def only(self, each: RequestClass) -> Demand:
-        return Demand((each,))
+    def only(self, each: RequestClass) -> TrafficDemand:
+        return TrafficDemand((each,))
 
-    def with_targets(self, targets: Targets) -> Demand:
-        return Demand(
+    def with_targets(self, targets: Targets) -> TrafficDemand:
+        return TrafficDemand(
             tuple(replace(c, ttft_p99_s=targets.ttft_p99_s) if math.isinf(c.ttft_p99_s) else c for c in self.classes)
         )
 
@@ -116,11 +116,11 @@ REFERENCE_CLASSES = (
 _REFERENCE_SHARES = (0.65, 0.30, 0.05)
 
 
-def reference_demand(rps: float | None = None) -> Demand:
+def reference_demand(rps: float | None = None) -> TrafficDemand:
     """The three scenarios at their own rates, or mixed 65/30/5 % at ``rps`` requests per second in total."""
     if rps is None:
-        return Demand(REFERENCE_CLASSES)
-    return Demand(
+        return TrafficDemand(REFERENCE_CLASSES)
+    return TrafficDemand(
         tuple(replace(c, rate_s=rps * share) for c, share in zip(REFERENCE_CLASSES, _REFERENCE_SHARES, strict=True))
     )
 

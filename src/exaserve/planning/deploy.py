@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from exaserve.planning.formats import format_from_name
 from exaserve.planning.layout import Option
-from exaserve.planning.planner import Plan
+from exaserve.planning.planner import ClusterPlan
 
 __all__ = ["cluster_file"]
 
 PORTS_PER_POOL = 100
 
 
-def cluster_file(plan: Plan, engine: str = "vllm", pools: bool = False) -> str:
+def cluster_file(plan: ClusterPlan, engine: str = "vllm", pools: bool = False) -> str:
     """YAML text. With ``pools``, one pool per class of input length; else one pool for all.
 
     Raises:
@@ -48,11 +48,13 @@ def cluster_file(plan: Plan, engine: str = "vllm", pools: bool = False) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _served(plan: Plan) -> str:
+def _served(plan: ClusterPlan) -> str:
     return plan.request.arch.name.rstrip("/").rsplit("/", 1)[-1]
 
 
-def _pool(plan: Plan, option: Option, engine: str, per_node: int, port: int, served: str, block: int) -> list[str]:
+def _pool(
+    plan: ClusterPlan, option: Option, engine: str, per_node: int, port: int, served: str, block: int
+) -> list[str]:
     r, p = plan.request, option.placement
     limits = option.memory.request.limits
     lines = [
@@ -90,7 +92,7 @@ def _pool(plan: Plan, option: Option, engine: str, per_node: int, port: int, ser
     return lines
 
 
-def _precision(plan: Plan, engine: str) -> str:
+def _precision(plan: ClusterPlan, engine: str) -> str:
     """What the engine must be told: nothing about weights that are published in their format, which it reads there."""
     arch = plan.request.arch
     published = bool(arch.facts.quantization) or format_from_name(arch.name) is not None

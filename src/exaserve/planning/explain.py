@@ -13,7 +13,7 @@ from exaserve.perfmodel.roofline import (
 )
 from exaserve.planning.layout import Option
 from exaserve.planning.memory import GIB, RULE_FRAMEWORK_GB, SAFETY
-from exaserve.planning.planner import Plan
+from exaserve.planning.planner import ClusterPlan
 from exaserve.planning.queueing import KV_WATERMARK
 
 __all__ = ["Term", "explain"]
@@ -36,7 +36,7 @@ class Term:
     source: Source
 
 
-def explain(plan: Plan) -> list[Term]:
+def explain(plan: ClusterPlan) -> list[Term]:
     """All terms of the recommended layout."""
     best = plan.best
     if best is None:
@@ -44,7 +44,7 @@ def explain(plan: Plan) -> list[Term]:
     return [*_memory(plan, best), *_cache(plan, best), *_speed(plan, best), *_load(plan, best), *_money(plan)]
 
 
-def _memory(plan: Plan, best: Option) -> list[Term]:
+def _memory(plan: ClusterPlan, best: Option) -> list[Term]:
     r = plan.request
     rows = []
     card = r.fleet.hardware
@@ -66,7 +66,7 @@ def _gib(size: float) -> str:
     return f"{size / GIB:.2f} GiB"
 
 
-def _cache(plan: Plan, best: Option) -> list[Term]:
+def _cache(plan: ClusterPlan, best: Option) -> list[Term]:
     r, layout, result = plan.request, best.memory.layout, best.memory.result
     rows = []
     for g in layout.groups:
@@ -107,7 +107,7 @@ def _cache(plan: Plan, best: Option) -> list[Term]:
     return rows
 
 
-def _speed(plan: Plan, best: Option) -> list[Term]:
+def _speed(plan: ClusterPlan, best: Option) -> list[Term]:
     p, card = best.profile, plan.request.fleet.hardware
     if p is None:
         return []
@@ -143,7 +143,7 @@ def _speed(plan: Plan, best: Option) -> list[Term]:
     ]
 
 
-def _load(plan: Plan, best: Option) -> list[Term]:
+def _load(plan: ClusterPlan, best: Option) -> list[Term]:
     now, d = plan.now, plan.request.demand
     source: Source = "given" if plan.request.demand_given else "estimated"
     rows = [
@@ -185,7 +185,7 @@ def _load(plan: Plan, best: Option) -> list[Term]:
     return rows
 
 
-def _money(plan: Plan) -> list[Term]:
+def _money(plan: ClusterPlan) -> list[Term]:
     cost = plan.cost
     if cost is None:
         return []

@@ -8,11 +8,11 @@ from exaserve.domain.errors import ConfigError
 from exaserve.perfmodel import Hardware
 from exaserve.planning.architecture import Architecture
 from exaserve.planning.cost import Prices
-from exaserve.planning.demand import Demand, Targets
+from exaserve.planning.demand import Targets, TrafficDemand
 from exaserve.planning.engine import EngineVersion
-from exaserve.planning.memory import Measured, MemoryRequest
-from exaserve.planning.network import Link
-from exaserve.planning.weights import Placement
+from exaserve.planning.memory import MeasuredMemory, MemoryRequest
+from exaserve.planning.network import NetworkLink
+from exaserve.planning.weights import Parallelism
 
 __all__ = ["Fleet", "PlanRequest"]
 
@@ -35,7 +35,7 @@ class Fleet:
     """
 
     hardware: Hardware
-    link: Link
+    link: NetworkLink
     cards_per_node: int = 8
     link_group: int = 0
     nodes: int | None = None
@@ -75,7 +75,7 @@ class PlanRequest:
 
     arch: Architecture
     fleet: Fleet
-    demand: Demand
+    demand: TrafficDemand
     demand_given: bool = True
     targets: Targets = field(default_factory=Targets)
     version: EngineVersion = field(default_factory=EngineVersion)
@@ -93,7 +93,7 @@ class PlanRequest:
     partition: tuple[int, ...] = ()
     replicas_per_node: int = 0
     prices: Prices = field(default_factory=Prices)
-    measured: Measured = field(default_factory=Measured)
+    measured: MeasuredMemory = field(default_factory=MeasuredMemory)
     offline: bool = False
     operations: bool = True
 
@@ -107,7 +107,7 @@ class PlanRequest:
         wanted = max(LENGTH_LEAST, 1 << (int(self.demand.longest * 1.25) - 1).bit_length())
         return min(self.arch.facts.context, wanted)
 
-    def memory_request(self, placement: Placement) -> MemoryRequest:
+    def memory_request(self, placement: Parallelism) -> MemoryRequest:
         return MemoryRequest(
             arch=self.arch,
             hardware=self.fleet.hardware,

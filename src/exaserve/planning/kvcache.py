@@ -23,7 +23,7 @@ from dataclasses import dataclass, replace
 from exaserve.planning.architecture import Architecture
 from exaserve.planning.engine import BatchLimits, EngineVersion
 from exaserve.planning.tensors import Cache, pad
-from exaserve.planning.weights import Placement, stage_layers
+from exaserve.planning.weights import Parallelism, stage_layers
 
 __all__ = ["CacheGroup", "KvLayout", "KvResult", "kv_layout"]
 
@@ -144,7 +144,7 @@ class KvLayout:
 
 def kv_layout(
     arch: Architecture,
-    placement: Placement,
+    placement: Parallelism,
     version: EngineVersion,
     value_bytes: float = 2.0,
     block: int = 16,

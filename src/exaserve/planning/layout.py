@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 from exaserve.perfmodel import EngineProfile, engine_profile
 from exaserve.planning.cost import Cost, cost_of
-from exaserve.planning.demand import Demand
+from exaserve.planning.demand import TrafficDemand
 from exaserve.planning.fleet import PlanRequest
 from exaserve.planning.memory import GIB, MemoryPlan, plan_memory
 from exaserve.planning.queueing import Waiting, replicas_for, saturation, waiting
-from exaserve.planning.weights import Placement, check_split
+from exaserve.planning.weights import Parallelism, check_split
 
 __all__ = ["Count", "Option", "bubble", "candidates", "evaluate", "profile_of"]
 
@@ -45,7 +45,7 @@ class Option:
         reasons: why it is out; empty if it is not.
     """
 
-    placement: Placement
+    placement: Parallelism
     memory: MemoryPlan
     profile: EngineProfile | None
     rate_max_s: float
@@ -89,7 +89,7 @@ def bubble(stages: int, microbatches: int) -> float:
     return (stages - 1) / (microbatches + stages - 1) if stages > 1 else 0.0
 
 
-def candidates(r: PlanRequest) -> list[Placement]:
+def candidates(r: PlanRequest) -> list[Parallelism]:
     """Cuts worth judging: tensor parallel inside a link group, then as few stages as the memory needs."""
     widest = max(r.fleet.group, 1)
     if r.fleet.group == 1:
@@ -100,9 +100,9 @@ def candidates(r: PlanRequest) -> list[Placement]:
         stages = [r.pp] if r.pp else _stages(r, tp)
         for pp in stages:
             for ep in [r.ep] if r.ep is not None else [False, True]:
-                placement = Placement(tp, pp, bool(ep), r.partition if len(r.partition) == pp else ())
+                placement = Parallelism(tp, pp, bool(ep), r.partition if len(r.partition) == pp else ())
                 refused = check_split(r.arch, placement)
-                if ep and (r.ep is None) and (tp == 1 or not check_split(r.arch, Placement(tp, pp))):
+                if ep and (r.ep is None) and (tp == 1 or not check_split(r.arch, Parallelism(tp, pp))):
                     continue  # only where experts cannot be cut
                 if refused and not (r.tp or r.pp):
                     continue
@@ -121,7 +121,7 @@ def _stages(r: PlanRequest, tp: int) -> list[int]:
     return choices if tp * least > 1 else [1]
 
 
-def evaluate(r: PlanRequest, placement: Placement, demand: Demand | None = None) -> Option:
+def evaluate(r: PlanRequest, placement: Parallelism, demand: TrafficDemand | None = None) -> Option:
     """Judges one layout against a demand (the request's own unless given)."""
     demand = demand or r.demand.with_targets(r.targets)
     memory = plan_memory(r.memory_request(placement))
@@ -156,7 +156,7 @@ def _nodes(replicas: int, count: Count) -> int:
     return math.ceil(replicas / count.per_node) if count.per_node else replicas * count.nodes_per_replica
 
 
-def count_replicas(r: PlanRequest, placement: Placement, memory: MemoryPlan) -> Count:
+def count_replicas(r: PlanRequest, placement: Parallelism, memory: MemoryPlan) -> Count:
     """How many replicas a node takes, and what the next one would need."""
     per_card = r.fleet.card_gib
     node_gib = per_card * r.fleet.cards_per_node

@@ -6,6 +6,7 @@ several ranks the first rank's figures count for weights, the smallest for the c
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -176,9 +177,12 @@ def _figure(lines: list[str], patterns: list[re.Pattern[str]], *, smallest: bool
             found = pattern.search(line)
             if found:
                 try:
-                    values.append(float(found[1].replace(",", "")))
+                    value = float(found[1].replace(",", ""))
                 except ValueError:
                     continue
+                if not math.isfinite(value):
+                    continue
+                values.append(value)
                 if not smallest:
                     break
         if values:

@@ -23,9 +23,9 @@ from exaserve.planning.architecture import Architecture
 from exaserve.planning.engine import BatchLimits, EngineVersion, mxfp4_padding
 from exaserve.planning.kvcache import KvLayout, KvResult, kv_layout
 from exaserve.planning.vision import image_patches_max, vision_values_per_patch
-from exaserve.planning.weights import Placement, WeightTerm, check_split, stage_layers, stage_weights
+from exaserve.planning.weights import Parallelism, WeightTerm, check_split, stage_layers, stage_weights
 
-__all__ = ["GIB", "Measured", "MemoryPlan", "MemoryRequest", "StageMemory", "plan_memory", "uneven_partition"]
+__all__ = ["GIB", "MeasuredMemory", "MemoryPlan", "MemoryRequest", "StageMemory", "plan_memory", "uneven_partition"]
 
 GIB = 1 << 30
 FORWARD_COPIES = 3
@@ -55,7 +55,7 @@ RULE_FRAMEWORK_GB = 3.0
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class MeasuredMemory:
     """Figures of a real start-up that stand in for the model's, GiB per rank; None where not known."""
 
     weights_gib: float | None = None
@@ -81,7 +81,7 @@ class MemoryRequest:
 
     arch: Architecture
     hardware: Hardware
-    placement: Placement = field(default_factory=Placement)
+    placement: Parallelism = field(default_factory=Parallelism)
     version: EngineVersion = field(default_factory=EngineVersion)
     memory_gib: tuple[float, ...] = ()
     utilization: float = 0.9
@@ -93,7 +93,7 @@ class MemoryRequest:
     draft_layers: int = 0
     images: bool = True
     eager: bool = False
-    measured: Measured = field(default_factory=Measured)
+    measured: MeasuredMemory = field(default_factory=MeasuredMemory)
 
     def stage_memory_gib(self, stage: int) -> float:
         if not self.memory_gib:

@@ -11,9 +11,9 @@ from exaserve.domain.errors import ConfigError
 from exaserve.perfmodel import Hardware
 from exaserve.planning.architecture import Architecture
 from exaserve.planning.queueing import Steady
-from exaserve.planning.weights import Placement
+from exaserve.planning.weights import Parallelism
 
-__all__ = ["LINKS", "Fabric", "Flow", "Link", "fabric", "find_link", "flows"]
+__all__ = ["LINKS", "Fabric", "Flow", "NetworkLink", "fabric", "find_link", "flows"]
 
 BUSY = 0.7
 """Load of a link above which queues grow: it is then the bottleneck."""
@@ -26,7 +26,7 @@ EVENT_BYTES = 250
 
 
 @dataclass(frozen=True, slots=True)
-class Link:
+class NetworkLink:
     """A port, one direction: 10^9 bytes per second that reach an application, seconds for a small message.
 
     Rates are the standards' less framing; latencies are what public benchmarks show between two hosts on one switch
@@ -39,29 +39,29 @@ class Link:
     rdma: bool = True
 
 
-LINKS: Mapping[str, Link] = MappingProxyType(
+LINKS: Mapping[str, NetworkLink] = MappingProxyType(
     {
         link.name: link
         for link in (
-            Link("ethernet-1", 0.117, 40e-6, rdma=False),
-            Link("ethernet-10", 1.17, 25e-6, rdma=False),
-            Link("ethernet-25", 2.9, 20e-6, rdma=False),
-            Link("ethernet-100", 11.6, 15e-6, rdma=False),
-            Link("roce-25", 2.9, 2.5e-6),
-            Link("roce-100", 11.8, 2.0e-6),
-            Link("roce-200", 23.6, 2.0e-6),
-            Link("roce-400", 47.5, 2.0e-6),
-            Link("infiniband-edr", 12.1, 0.9e-6),
-            Link("infiniband-hdr", 24.3, 0.8e-6),
-            Link("infiniband-ndr", 48.6, 0.8e-6),
-            Link("infiniband-xdr", 97.0, 0.8e-6),
+            NetworkLink("ethernet-1", 0.117, 40e-6, rdma=False),
+            NetworkLink("ethernet-10", 1.17, 25e-6, rdma=False),
+            NetworkLink("ethernet-25", 2.9, 20e-6, rdma=False),
+            NetworkLink("ethernet-100", 11.6, 15e-6, rdma=False),
+            NetworkLink("roce-25", 2.9, 2.5e-6),
+            NetworkLink("roce-100", 11.8, 2.0e-6),
+            NetworkLink("roce-200", 23.6, 2.0e-6),
+            NetworkLink("roce-400", 47.5, 2.0e-6),
+            NetworkLink("infiniband-edr", 12.1, 0.9e-6),
+            NetworkLink("infiniband-hdr", 24.3, 0.8e-6),
+            NetworkLink("infiniband-ndr", 48.6, 0.8e-6),
+            NetworkLink("infiniband-xdr", 97.0, 0.8e-6),
         )
     }
 )
 _ALIASES = {"1g": "ethernet-1", "10g": "ethernet-10", "25g": "ethernet-25", "100g": "ethernet-100"}
 
 
-def find_link(name: str) -> Link:
+def find_link(name: str) -> NetworkLink:
     """The link of a name: ``infiniband-ndr``, ``ib-ndr``, ``ndr``, ``roce-100``, ``10g``. Raises ConfigError."""
     key = name.strip().lower().replace("_", "-").replace(" ", "-")
     key = _ALIASES.get(key, key).replace("ib-", "infiniband-").replace("eth-", "ethernet-").removesuffix("gbe")
@@ -103,9 +103,9 @@ class Flow:
 
 def flows(
     arch: Architecture,
-    placement: Placement,
+    placement: Parallelism,
     hardware: Hardware,
-    link: Link,
+    link: NetworkLink,
     state: Steady,
     cards_per_node: int,
     nics: int,

@@ -9,17 +9,17 @@ from dataclasses import dataclass, replace
 from exaserve.perfmodel import HARDWARE, Hardware
 from exaserve.planning.architecture import Architecture
 from exaserve.planning.cost import Cost, cost_of
-from exaserve.planning.demand import Demand, block_for_length
+from exaserve.planning.demand import TrafficDemand, block_for_length
 from exaserve.planning.fleet import PlanRequest
 from exaserve.planning.layout import STAGES_WELL, Option, bubble, candidates, evaluate
 from exaserve.planning.memory import uneven_partition
 from exaserve.planning.network import Fabric, Flow, fabric, flows
 from exaserve.planning.queueing import Waiting, saturation, waiting
 from exaserve.planning.remedies import remedies
-from exaserve.planning.verdicts import Verdict, claim_check, verdicts
-from exaserve.planning.weights import Placement, check_split
+from exaserve.planning.verdicts import Objection, claim_check, verdicts
+from exaserve.planning.weights import Parallelism, check_split
 
-__all__ = ["Headroom", "Plan", "PoolPlan", "SweepRow", "make_plan", "sweep"]
+__all__ = ["ClusterPlan", "Headroom", "PoolPlan", "SweepRow", "make_plan", "sweep"]
 
 SWEEP_ROWS_MAX = 600
 
@@ -59,7 +59,7 @@ class Headroom:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class ClusterPlan:
     """The answer.
 
     Attributes:
@@ -86,7 +86,7 @@ class Plan:
     pools: tuple[PoolPlan, ...]
     flows: tuple[Flow, ...]
     fabric: Fabric
-    verdicts: tuple[Verdict, ...]
+    verdicts: tuple[Objection, ...]
     claims: tuple[str, ...]
     notes: tuple[str, ...]
     cost: Cost | None
@@ -102,7 +102,7 @@ def _rank(option: Option) -> tuple[float, ...]:
     return (1, 0 if option.memory.fits else 1, -option.rate_max_s / p.cards, p.pp, p.tp)
 
 
-def make_plan(r: PlanRequest) -> Plan:
+def make_plan(r: PlanRequest) -> ClusterPlan:
     """Plans. Raises ConfigError where the question contradicts itself."""
     demand = r.demand.with_targets(r.targets)
     options = sorted((evaluate(r, p, demand) for p in candidates(r)), key=_rank)
@@ -127,7 +127,7 @@ def make_plan(r: PlanRequest) -> Plan:
             r.fleet.nics,
             per_node,
         )
-    return Plan(
+    return ClusterPlan(
         request=r,
         options=tuple(options),
         best=best,
@@ -151,7 +151,7 @@ def make_plan(r: PlanRequest) -> Plan:
     )
 
 
-def _deployment(r: PlanRequest, best: Option | None, demand: Demand) -> tuple[int, int, Waiting | None]:
+def _deployment(r: PlanRequest, best: Option | None, demand: TrafficDemand) -> tuple[int, int, Waiting | None]:
     """Nodes, replicas and their load: what the demand needs, or what the given nodes carry."""
     if best is None or not best.memory.fits or best.profile is None:
         return r.fleet.nodes or 0, 0, None
@@ -167,13 +167,13 @@ def _replicas_on(best: Option, nodes: int) -> int:
     return nodes * best.count.per_node if best.count.per_node else nodes // best.count.nodes_per_replica
 
 
-def _capacity(r: PlanRequest, best: Option | None, demand: Demand, replicas: int) -> dict[str, float]:
+def _capacity(r: PlanRequest, best: Option | None, demand: TrafficDemand, replicas: int) -> dict[str, float]:
     if best is None or best.profile is None:
         return {}
     return {c.name: saturation(best.profile, demand.only(c), r.targets.tpot_s)[0] * replicas for c in demand.classes}
 
 
-def _headroom(r: PlanRequest, best: Option | None, demand: Demand, nodes: int) -> list[Headroom]:
+def _headroom(r: PlanRequest, best: Option | None, demand: TrafficDemand, nodes: int) -> list[Headroom]:
     if best is None or best.profile is None or not nodes or best.rate_max_s <= 0:
         return []
     found = []
@@ -192,7 +192,7 @@ def _headroom(r: PlanRequest, best: Option | None, demand: Demand, nodes: int) -
     return found
 
 
-def _pools(r: PlanRequest, best: Option | None, demand: Demand) -> list[PoolPlan]:
+def _pools(r: PlanRequest, best: Option | None, demand: TrafficDemand) -> list[PoolPlan]:
     """A pool for each class of input length, each with its own block size and number of replicas."""
     if best is None or best.profile is None or len(demand.classes) < 2:
         return []
@@ -310,18 +310,18 @@ def sweep(
     return sorted(rows, key=lambda row: (row.per_million_tokens is None, row.per_million_tokens or 0.0, row.hardware))
 
 
-def _cut(r: PlanRequest, tp: int) -> Placement:
+def _cut(r: PlanRequest, tp: int) -> Parallelism:
     ep = bool(r.arch.facts.experts) and bool(_whole_experts(r, tp))
-    return Placement(tp, 1, ep)
+    return Parallelism(tp, 1, ep)
 
 
 def _whole_experts(r: PlanRequest, tp: int) -> list[str]:
     """Why experts cannot be cut over ``tp`` ranks, so that they must be spread whole; empty where they can."""
-    without = check_split(r.arch, Placement(tp, 1))
-    return without if without and not check_split(r.arch, Placement(tp, 1, ep=True)) else []
+    without = check_split(r.arch, Parallelism(tp, 1))
+    return without if without and not check_split(r.arch, Parallelism(tp, 1, ep=True)) else []
 
 
-def _row(option: Option, fmt: str, demand: Demand) -> SweepRow:
+def _row(option: Option, fmt: str, demand: TrafficDemand) -> SweepRow:
     p, needed = option.placement, option.needed
     return SweepRow(
         hardware=option.memory.request.hardware.name,

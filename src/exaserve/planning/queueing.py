@@ -19,7 +19,7 @@ import math
 from dataclasses import dataclass
 
 from exaserve.perfmodel import EngineProfile
-from exaserve.planning.demand import Demand, RequestClass
+from exaserve.planning.demand import RequestClass, TrafficDemand
 
 __all__ = [
     "KV_WATERMARK",
@@ -91,7 +91,7 @@ class Waiting:
         return self.state.step_s <= tpot_s and all(c.holds for c in self.per_class)
 
 
-def _step(p: EngineProfile, d: Demand, rate: float, s: float) -> float:
+def _step(p: EngineProfile, d: TrafficDemand, rate: float, s: float) -> float:
     batch = rate * d.output * s
     prefill = rate * d.prompt * s
     if prefill < 1e-9 and batch < 1e-9:
@@ -108,7 +108,7 @@ def _step(p: EngineProfile, d: Demand, rate: float, s: float) -> float:
     return total + rate * s * d.pairs * p.prefill_per_pair_s
 
 
-def steady(p: EngineProfile, d: Demand, rate_s: float) -> Steady | None:
+def steady(p: EngineProfile, d: TrafficDemand, rate_s: float) -> Steady | None:
     """The state at ``rate_s`` per replica; None where work comes faster than it is done."""
     low, high = 0.0, STEP_MAX_S
     if _step(p, d, rate_s, high) > high:
@@ -142,7 +142,7 @@ def _full(p: EngineProfile, state: Steady | None, tpot_s: float) -> Limit:
     return ""
 
 
-def saturation(p: EngineProfile, d: Demand, tpot_s: float = math.inf) -> tuple[float, Limit]:
+def saturation(p: EngineProfile, d: TrafficDemand, tpot_s: float = math.inf) -> tuple[float, Limit]:
     """Highest rate one replica carries, requests/s, and what limits it; 0 where even one request breaks a limit."""
     low, high = 0.0, 1.0
     limit = _full(p, steady(p, d, 1e-6), tpot_s)
@@ -182,7 +182,7 @@ def _prefill_s(p: EngineProfile, state: Steady, tokens: int) -> float:
     return chunks * base + 0.5 * tokens * tokens * p.prefill_per_pair_s
 
 
-def waiting(p: EngineProfile, d: Demand, replicas: int, saturated_s: float) -> Waiting | None:
+def waiting(p: EngineProfile, d: TrafficDemand, replicas: int, saturated_s: float) -> Waiting | None:
     """Latencies of ``replicas`` under ``d``, None where they cannot carry it.
 
     ``saturated_s`` is one's saturation without a per-token limit: queues grow towards that, not towards a target.
@@ -224,7 +224,7 @@ def waiting(p: EngineProfile, d: Demand, replicas: int, saturated_s: float) -> W
 
 
 def replicas_for(
-    p: EngineProfile, d: Demand, tpot_s: float, rate_max: float, limit: Limit, saturated_s: float
+    p: EngineProfile, d: TrafficDemand, tpot_s: float, rate_max: float, limit: Limit, saturated_s: float
 ) -> tuple[Waiting | None, Limit]:
     """The fewest replicas that hold every target, and what limits one; (None, reason) where no number does.
 
@@ -252,7 +252,7 @@ def replicas_for(
     return best, limit
 
 
-def _why_never(found: Waiting | None, d: Demand) -> Limit:
+def _why_never(found: Waiting | None, d: TrafficDemand) -> Limit:
     if found is None:
         return "compute"
     slow: list[RequestClass] = [c for c, latency in zip(d.classes, found.per_class, strict=True) if not latency.holds]

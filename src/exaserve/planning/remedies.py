@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from exaserve.planning.memory import MemoryPlan, MemoryRequest, plan_memory
-from exaserve.planning.weights import Placement
+from exaserve.planning.weights import Parallelism
 
 __all__ = ["remedies"]
 
@@ -38,7 +38,7 @@ def remedies(failed: MemoryPlan, cards_max: int) -> list[str]:
     for tp, pp in sizes:
         if tp * pp <= cards_max:
             option = f"--tensor-parallel-size {tp}" if tp > p.tp else f"--pipeline-parallel-size {pp}"
-            tried.append((option, replace(r, placement=Placement(tp, pp, p.ep))))
+            tried.append((option, replace(r, placement=Parallelism(tp, pp, p.ep))))
     if not p.ep and r.arch.facts.experts and p.tp > 1:
         tried.append(("--enable-expert-parallel", replace(r, placement=replace(p, ep=True))))
     found = []

@@ -9,7 +9,7 @@ from typing import Any
 from exaserve.planning.explain import explain
 from exaserve.planning.layout import Option
 from exaserve.planning.memory import GIB, MemoryPlan
-from exaserve.planning.planner import Plan, SweepRow
+from exaserve.planning.planner import ClusterPlan, SweepRow
 from exaserve.planning.queueing import Waiting
 
 __all__ = ["memory_dict", "plan_dict", "sweep_dicts"]
@@ -104,7 +104,7 @@ def _option_dict(option: Option) -> dict[str, Any]:
     }
 
 
-def plan_dict(plan: Plan) -> dict[str, Any]:
+def plan_dict(plan: ClusterPlan) -> dict[str, Any]:
     """The whole plan."""
     r, best = plan.request, plan.best
     result = {

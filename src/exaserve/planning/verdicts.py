@@ -8,14 +8,14 @@ from exaserve.planning.fleet import PlanRequest
 from exaserve.planning.layout import Option
 from exaserve.planning.memory import GIB, SAFETY
 
-__all__ = ["Verdict", "claim_check", "verdicts"]
+__all__ = ["Objection", "claim_check", "verdicts"]
 
 REQUESTS_PER_DAY_LEAST = 100_000
 PARAMETERS_B_LEAST = 13.0
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class Objection:
     """A reason against a cluster and the cheaper alternative. ``code`` is stable."""
 
     code: str
@@ -23,13 +23,13 @@ class Verdict:
     alternative: str
 
 
-def verdicts(r: PlanRequest, best: Option | None) -> list[Verdict]:
+def verdicts(r: PlanRequest, best: Option | None) -> list[Objection]:
     """Every reason that applies."""
     found = []
     size = r.arch.parameters / 1e9
     if r.demand_given and r.demand.per_day < REQUESTS_PER_DAY_LEAST and not r.offline:
         found.append(
-            Verdict(
+            Objection(
                 "low-demand",
                 f"{r.demand.per_day:,.0f} requests a day are below {REQUESTS_PER_DAY_LEAST:,}",
                 _single(best) if best else "rent tokens from a hosted service",
@@ -37,7 +37,7 @@ def verdicts(r: PlanRequest, best: Option | None) -> list[Verdict]:
         )
     if size < PARAMETERS_B_LEAST and r.demand_given and (best is None or best.cards <= r.fleet.cards_per_node):
         found.append(
-            Verdict(
+            Objection(
                 "small-model",
                 f"{size:.1f} B parameters are below {PARAMETERS_B_LEAST:g} B and the demand fits into one machine",
                 "one engine per card on that machine and a gateway on it; no cluster, no fast network",
@@ -45,7 +45,7 @@ def verdicts(r: PlanRequest, best: Option | None) -> list[Verdict]:
         )
     if r.offline:
         found.append(
-            Verdict(
+            Objection(
                 "offline",
                 "nobody waits: latency targets do not matter",
                 "a batch job (the engine's offline mode under a job scheduler) on whatever is idle, at full batches",
@@ -53,7 +53,7 @@ def verdicts(r: PlanRequest, best: Option | None) -> list[Verdict]:
         )
     if not r.operations:
         found.append(
-            Verdict(
+            Objection(
                 "no-operations",
                 "a cluster needs people who watch, patch and repair it",
                 "a hosted service, or one managed machine with one engine",
@@ -62,7 +62,7 @@ def verdicts(r: PlanRequest, best: Option | None) -> list[Verdict]:
     api = r.prices.api_million_tokens
     if api is not None and best is not None and best.cost is not None and best.cost.per_million_tokens > api:
         found.append(
-            Verdict(
+            Objection(
                 "hosted-cheaper",
                 f"{best.cost.per_million_tokens:.2f} {best.cost.currency} per million tokens here, "
                 f"{api:.2f} from the hosted service given",

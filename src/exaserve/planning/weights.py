@@ -9,14 +9,14 @@ from exaserve.domain.errors import ConfigError
 from exaserve.planning.architecture import Architecture
 from exaserve.planning.tensors import Layer, Tensor, pad
 
-__all__ = ["Placement", "WeightTerm", "check_split", "layer_bytes", "stage_layers", "stage_weights"]
+__all__ = ["Parallelism", "WeightTerm", "check_split", "layer_bytes", "stage_layers", "stage_weights"]
 
 BYTES_16 = 2
 Padding = tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True)
-class Placement:
+class Parallelism:
     """How a replica is cut: tensor parallel size, pipeline stages, and whether experts are spread whole (EP)."""
 
     tp: int = 1
@@ -39,7 +39,7 @@ class WeightTerm:
     formula: str
 
 
-def stage_layers(layers: int, placement: Placement) -> list[range]:
+def stage_layers(layers: int, placement: Parallelism) -> list[range]:
     """Which layers each pipeline stage holds: an even split, the remainder to the stages before the last."""
     if placement.partition:
         if len(placement.partition) != placement.pp or sum(placement.partition) != layers:
@@ -61,7 +61,7 @@ def stage_layers(layers: int, placement: Placement) -> list[range]:
     return stages
 
 
-def check_split(arch: Architecture, placement: Placement) -> list[str]:
+def check_split(arch: Architecture, placement: Parallelism) -> list[str]:
     """Reasons why an engine would refuse this split; empty if it would not."""
     f, tp = arch.facts, placement.tp
     reasons = []
@@ -90,7 +90,7 @@ def check_split(arch: Architecture, placement: Placement) -> list[str]:
     return reasons
 
 
-def tensor_bytes(arch: Architecture, tensor: Tensor, placement: Placement, padding: Padding) -> float:
+def tensor_bytes(arch: Architecture, tensor: Tensor, placement: Parallelism, padding: Padding) -> float:
     """Bytes of a tensor on one rank."""
     count = float(tensor.count)
     if tensor.experts:
@@ -111,7 +111,7 @@ def tensor_bytes(arch: Architecture, tensor: Tensor, placement: Placement, paddi
     return rows * cols * count * BYTES_16
 
 
-def layer_bytes(arch: Architecture, layer: Layer, placement: Placement, padding: Padding) -> dict[str, float]:
+def layer_bytes(arch: Architecture, layer: Layer, placement: Parallelism, padding: Padding) -> dict[str, float]:
     """Bytes of one layer on one rank, by group: attention, feed-forward, experts, small."""
     sums = {"mixer": 0.0, "feed-forward": 0.0, "experts": 0.0, "norms, biases, router": 0.0}
     for tensor in layer.tensors:
@@ -130,7 +130,7 @@ def layer_bytes(arch: Architecture, layer: Layer, placement: Placement, padding:
 
 
 def stage_weights(
-    arch: Architecture, placement: Placement, stage: int, padding: Padding, draft_layers: int = 0
+    arch: Architecture, placement: Parallelism, stage: int, padding: Padding, draft_layers: int = 0
 ) -> list[WeightTerm]:
     """Every term of a stage's weights, on one of its ranks."""
     stages = stage_layers(len(arch.layers), placement)

@@ -7,27 +7,43 @@ machine type promises, and the page of each finding, are data files that the com
 from exaserve.preflight.bundle import MARK, script, split
 from exaserve.preflight.checks import AREAS, CHECKS, check_named, recognise
 from exaserve.preflight.codes import CodeEntry, parse_codes, render_index, render_page
-from exaserve.preflight.machines import Expectations, Limits, Machine, find_machine, parse_expectations
-from exaserve.preflight.model import Check, Context, Finding, Judgement, Output, Result, Verdict, judge_output
+from exaserve.preflight.machines import Expectations, MachineType, Thresholds, find_machine, parse_expectations
+from exaserve.preflight.model import (
+    Check,
+    CheckFinding,
+    CheckResult,
+    CheckVerdict,
+    Context,
+    Judgement,
+    Output,
+    judge_output,
+)
 from exaserve.preflight.page import render_html
-from exaserve.preflight.report import Report, build_report, compare_hosts, judge_host, unreachable, unrecognised
+from exaserve.preflight.report import (
+    PreflightReport,
+    build_report,
+    compare_hosts,
+    judge_host,
+    unreachable,
+    unrecognised,
+)
 
 __all__ = [
     "AREAS",
     "CHECKS",
     "MARK",
     "Check",
+    "CheckFinding",
+    "CheckResult",
+    "CheckVerdict",
     "CodeEntry",
     "Context",
     "Expectations",
-    "Finding",
     "Judgement",
-    "Limits",
-    "Machine",
+    "MachineType",
     "Output",
-    "Report",
-    "Result",
-    "Verdict",
+    "PreflightReport",
+    "Thresholds",
     "build_report",
     "check_named",
     "compare_hosts",

@@ -199,7 +199,7 @@ CHECKS: tuple[Check, ...] = (
         fabric.judge_ib_latency,
         "ib_write_lat",
         manual="ib_write_lat on one host, then ib_write_lat HOST on the other; judge the output with --from",
-        recognises=lambda text: "t_typical[usec]" in text or ("rtt min/avg/max" in text and "ibping" in text.lower()),
+        recognises=fabric.looks_like_ib_latency,
     ),
     Check(
         "governor",

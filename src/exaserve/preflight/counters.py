@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from exaserve.preflight.infiniband import Port, port_findings, state_name
-from exaserve.preflight.model import Context, Finding, Judgement, failed, not_understood, unknown, warning
+from exaserve.preflight.model import CheckFinding, Context, Judgement, failed, not_understood, unknown, warning
 from exaserve.preflight.text import clean_lines, count_of, number, plain_names, strip_launcher, whole
 
 __all__ = ["PortCounters", "judge_counters", "looks_like_counters", "parse_counters"]
@@ -101,7 +101,7 @@ def judge_counters(text: str, context: Context) -> Judgement:
     ports, damaged = parse_counters(text)
     if not ports:
         return not_understood("RDMA port")
-    findings: list[Finding] = []
+    findings: list[CheckFinding] = []
     if damaged:
         findings.append(unknown("PF-IB-005", f"{damaged} rows do not fit the table"))
     counted = 0
@@ -138,7 +138,7 @@ def _loss(counters: Mapping[str, int]) -> float | None:
     return max(0, sum(lost)) / sum(packets)
 
 
-def _port_findings(port: PortCounters, context: Context) -> list[Finding]:
+def _port_findings(port: PortCounters, context: Context) -> list[CheckFinding]:
     limits, counters, found = context.limits, port.counters, []
     ratio = _loss(counters)
     if ratio is not None and ratio > limits.loss_ratio_max:
@@ -164,7 +164,7 @@ def _port_findings(port: PortCounters, context: Context) -> list[Finding]:
     return found
 
 
-def _copied(ports: list[PortCounters]) -> list[Finding]:
+def _copied(ports: list[PortCounters]) -> list[CheckFinding]:
     """Busy counters are never alike on several ports: such a text was copied, or the driver lies."""
     found = []
     for name in sorted({name for port in ports for name in port.counters}):

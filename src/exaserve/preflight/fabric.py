@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from statistics import median
 
-from exaserve.preflight.model import Context, Finding, Judgement, failed, not_understood, unknown, warning
+from exaserve.preflight.model import CheckFinding, Context, Judgement, failed, not_understood, unknown, warning
 from exaserve.preflight.text import clean_lines, count_of, number, plain_names, strip_launcher, whole
 
 __all__ = [
@@ -42,7 +42,7 @@ def judge_interfaces(text: str, context: Context) -> Judgement:
     if not links:
         return not_understood("interface")
     real = {name: link for name, link in links.items() if link["up"] and not link["virtual"] and name != "lo"}
-    found: list[Finding] = []
+    found: list[CheckFinding] = []
     if not real:
         found.append(failed("PF-NET-001", "no interface but the loopback is up"))
     mtus = {name: link["mtu"] for name, link in real.items()}
@@ -118,7 +118,7 @@ def judge_ib_latency(text: str, context: Context) -> Judgement:
                 value, what = round_trip * 1000 / 2, "ibping"
     if value is None:
         return not_understood("latency row")
-    found: tuple[Finding, ...] = ()
+    found: tuple[CheckFinding, ...] = ()
     said = f"{value:.2f} µs one way ({what})"
     # ibping goes through the kernel: tens of microseconds of it are the software's.
     if what == "ibping":
@@ -213,8 +213,8 @@ def judge_roce(text: str, context: Context) -> Judgement:
 
 def _roce_findings(
     name: str, trust: dict[str, str], pfc: dict[str, list[int]], ecn: dict[str, dict[str, dict[int, int]]]
-) -> list[Finding]:
-    found: list[Finding] = []
+) -> list[CheckFinding]:
+    found: list[CheckFinding] = []
     lossless = pfc.get(name)
     if lossless is None:
         found.append(unknown("PF-NET-008", f"the flow control of {name} is not in the output"))

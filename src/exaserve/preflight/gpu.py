@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from exaserve.preflight.machines import find_machine
-from exaserve.preflight.model import Context, Finding, Judgement, failed, not_understood, unknown, warning
+from exaserve.preflight.model import CheckFinding, Context, Judgement, failed, not_understood, unknown, warning
 from exaserve.preflight.text import clean_lines, number, plain_names, strip_launcher
 
 __all__ = ["GPU_QUERY", "judge_cuda", "judge_gpu", "judge_xid", "looks_like_gpu", "parse_gpu_query"]
@@ -61,7 +61,7 @@ def judge_gpu(text: str, context: Context) -> Judgement:
         text[:100_000],
     )
     rows = parse_gpu_query(text)
-    found: list[Finding] = []
+    found: list[CheckFinding] = []
     if dead:
         found.append(failed("PF-GPU-001", dead[1].strip()[:200]))
     if not rows:
@@ -104,7 +104,7 @@ def _value(row: Mapping[str, str], name: str) -> float | None:
     return None if _ABSENT.match(text) else number(text.split(" ")[0]) if text else None
 
 
-def _memory_errors(name: str, row: Mapping[str, str]) -> list[Finding]:
+def _memory_errors(name: str, row: Mapping[str, str]) -> list[CheckFinding]:
     found = []
     if row.get("ecc.mode.current") == "Disabled":
         found.append(warning("PF-GPU-003", f"{name}: ECC is off"))
@@ -123,7 +123,7 @@ def _memory_errors(name: str, row: Mapping[str, str]) -> list[Finding]:
     return found
 
 
-def _remapped(text: str) -> list[Finding]:
+def _remapped(text: str) -> list[CheckFinding]:
     """``remapped,BUS,correctable,uncorrectable,pending,failure`` lines of the second query."""
     found = []
     for line in clean_lines(text):
@@ -140,7 +140,7 @@ def _remapped(text: str) -> list[Finding]:
     return found
 
 
-def _power(name: str, row: Mapping[str, str], context: Context) -> list[Finding]:
+def _power(name: str, row: Mapping[str, str], context: Context) -> list[CheckFinding]:
     found = []
     limit, default = _value(row, "power.limit"), _value(row, "power.default_limit")
     if context.machine is not None and context.machine.power_w:
@@ -159,7 +159,7 @@ def _power(name: str, row: Mapping[str, str], context: Context) -> list[Finding]
     return found
 
 
-def _link(name: str, row: Mapping[str, str]) -> list[Finding]:
+def _link(name: str, row: Mapping[str, str]) -> list[CheckFinding]:
     width, most = _value(row, "pcie.link.width.current"), _value(row, "pcie.link.width.max")
     # The generation drops when a card idles, the width does not.
     if width and most and width < most:
@@ -167,10 +167,10 @@ def _link(name: str, row: Mapping[str, str]) -> list[Finding]:
     return []
 
 
-def _merged(findings: list[Finding]) -> list[Finding]:
+def _merged(findings: list[CheckFinding]) -> list[CheckFinding]:
     """One finding for what all cards share: ``GPU0, GPU1: ECC is off``."""
     names: dict[tuple[str, int, str], list[str]] = {}
-    single: dict[tuple[str, int, str], Finding] = {}
+    single: dict[tuple[str, int, str], CheckFinding] = {}
     for finding in findings:
         name, colon, rest = finding.text.partition(": ")
         key = (finding.code, int(finding.verdict), rest if colon and re.fullmatch(r"GPU\d+", name) else finding.text)
@@ -179,7 +179,7 @@ def _merged(findings: list[Finding]) -> list[Finding]:
     return [
         finding
         if len(names[key]) == 1
-        else Finding(finding.code, finding.verdict, f"{plain_names(names[key])}: {key[2]}")
+        else CheckFinding(finding.code, finding.verdict, f"{plain_names(names[key])}: {key[2]}")
         for key, finding in single.items()
     ]
 
@@ -199,7 +199,7 @@ def judge_cuda(text: str, context: Context) -> Judgement:
     if driver is None and cuda is None:
         return not_understood("driver version")
     has_driver, supports = _version(driver[1] if driver else ""), _version(cuda[1] if cuda else "")
-    found: list[Finding] = []
+    found: list[CheckFinding] = []
     if module and driver and module[1] != driver[1]:
         found.append(failed("PF-GPU-012", f"kernel module {module[1]} and driver library {driver[1]} differ"))
     wants: dict[str, tuple[int, int]] = {}

@@ -5,7 +5,16 @@ from __future__ import annotations
 import re
 from collections import Counter
 
-from exaserve.preflight.model import Context, Finding, Judgement, failed, not_told, not_understood, unknown, warning
+from exaserve.preflight.model import (
+    CheckFinding,
+    Context,
+    Judgement,
+    failed,
+    not_told,
+    not_understood,
+    unknown,
+    warning,
+)
 from exaserve.preflight.text import clean_lines, count_of, cpu_list, number, plain_names, strip_launcher, whole
 
 __all__ = [
@@ -56,7 +65,7 @@ def judge_cpu(text: str, context: Context) -> Judgement:
     if not nodes and said_nodes is None and "Architecture" not in fields and "Socket(s)" not in fields:
         return not_understood("processor")
     with_cpus = [node for node, cpus in nodes.items() if cpu_list(cpus)]
-    found: list[Finding] = []
+    found: list[CheckFinding] = []
     if said_nodes is None:
         found.append(unknown("PF-HOST-001", "the NUMA nodes are not in the output"))
     elif len(nodes) < said_nodes:
@@ -111,7 +120,7 @@ def judge_governor(text: str, context: Context) -> Judgement:
     driver = next((value for path, value in values.items() if path.endswith("cpuidle/current_driver")), "")
     if not governors and not states and not driver:
         return not_understood("frequency or sleep setting")
-    found: list[Finding] = []
+    found: list[CheckFinding] = []
     slow = {name: count for name, count in governors.items() if name != "performance"}
     if slow:
         said = ", ".join(f"{name} on {count} CPUs" for name, count in slow.items())
@@ -157,7 +166,7 @@ def judge_clock(text: str, context: Context) -> Judgement:
     reference = re.search(r"Reference ID\s*:\s*([0-9A-F]{8})", text)
     if offset is None and leap is None and synced is None:
         return not_understood("clock state (chronyc tracking, timedatectl)")
-    found: list[Finding] = []
+    found: list[CheckFinding] = []
     good_leap = leap is not None and leap[1].strip().lower() == "normal"
     if (leap is not None and not good_leap) or (reference and reference[1] == "00000000"):
         found.append(
@@ -194,7 +203,7 @@ def judge_numa_balancing(text: str, context: Context) -> Judgement:
     reclaim = values.get("/proc/sys/vm/zone_reclaim_mode")
     if balancing is None and reclaim is None:
         return not_understood("NUMA setting")
-    found: list[Finding] = []
+    found: list[CheckFinding] = []
     nodes = context.facts.get("cpu", {}).get("numa_nodes")
     if balancing not in {None, "0"} and nodes != 1:
         found.append(warning("PF-HOST-007", f"automatic NUMA balancing is on ({balancing})"))
@@ -215,7 +224,7 @@ def judge_huge_pages(text: str, context: Context) -> Judgement:
     chosen = re.search(r"\[(\w+)\]", mode)
     if chosen is None and "MemTotal" not in memory:
         return not_understood("memory setting")
-    found: list[Finding] = []
+    found: list[CheckFinding] = []
     if chosen is None:
         found.append(unknown("PF-HOST-008", "the mode of transparent huge pages is not in the output"))
     elif chosen[1] == "never":
@@ -249,7 +258,7 @@ def judge_iommu(text: str, context: Context) -> Judgement:
     off = re.search(r"\b(?:intel_|amd_)?iommu=off\b", words) is not None
     passthrough = re.search(r"\biommu=pt\b|\biommu\.passthrough=1\b", words) is not None
     active = groups is not None and int(groups[1]) > 0 and not off
-    found: list[Finding] = []
+    found: list[CheckFinding] = []
     if active and not passthrough and not context.virtual:
         found.append(
             warning("PF-HOST-010", "the IOMMU translates every transfer (no iommu=pt on the kernel's command line)")

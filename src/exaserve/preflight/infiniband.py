@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from exaserve.preflight.model import Context, Finding, Judgement, failed, not_understood, unknown, warning
+from exaserve.preflight.model import CheckFinding, Context, Judgement, failed, not_understood, unknown, warning
 from exaserve.preflight.text import clean_lines, number, plain_names, strip_launcher, whole
 
 __all__ = [
@@ -128,7 +128,7 @@ def judge_ibstat(text: str, context: Context) -> Judgement:
         if panics:
             return Judgement("ibstat failed", (failed("PF-IB-001", f"the tool gave up: {panics[0]}"),))
         return not_understood("adapter")
-    findings: list[Finding] = [failed("PF-IB-001", f"the tool gave up: {panic}") for panic in panics[:4]]
+    findings: list[CheckFinding] = [failed("PF-IB-001", f"the tool gave up: {panic}") for panic in panics[:4]]
     names = Counter(adapter.name for adapter in adapters)
     twice = [name for name, count in names.items() if count > 1]
     if twice:
@@ -181,7 +181,7 @@ def _is_active(port: Port) -> bool:
     return port.state == "Active" and port.physical in {"LinkUp", ""}
 
 
-def _adapter_findings(adapter: Adapter, context: Context) -> list[Finding]:
+def _adapter_findings(adapter: Adapter, context: Context) -> list[CheckFinding]:
     found = []
     if (adapter.ports_said is not None and len(adapter.ports) < adapter.ports_said) or not adapter.ports:
         because = f"{adapter.name} has {adapter.ports_said or 'its'} ports, {len(adapter.ports)} of them in the output"
@@ -191,7 +191,7 @@ def _adapter_findings(adapter: Adapter, context: Context) -> list[Finding]:
     return found
 
 
-def port_findings(name: str, model: str, port: Port, context: Context) -> list[Finding]:
+def port_findings(name: str, model: str, port: Port, context: Context) -> list[CheckFinding]:
     """What is wrong with one port."""
     if not port.state:
         return [unknown("PF-IB-005", f"the state of {name} is not in the output")]
@@ -223,7 +223,7 @@ def port_findings(name: str, model: str, port: Port, context: Context) -> list[F
     return found
 
 
-def _rate(name: str, model: str, rate: float, context: Context) -> list[Finding]:
+def _rate(name: str, model: str, rate: float, context: Context) -> list[CheckFinding]:
     machine, possible = context.machine, MODEL_GBIT_S.get(model)
     wanted = machine.nic_gbit_s if machine is not None else 0.0
     # Storage and management ports of an adapter that cannot go faster are not held to the machine's rate.
@@ -242,7 +242,7 @@ def _rate(name: str, model: str, rate: float, context: Context) -> list[Finding]
     return []
 
 
-def _firmware(adapters: Sequence[Adapter]) -> list[Finding]:
+def _firmware(adapters: Sequence[Adapter]) -> list[CheckFinding]:
     found = []
     for model in sorted({adapter.model for adapter in adapters if adapter.model}):
         versions = sorted({adapter.firmware for adapter in adapters if adapter.model == model and adapter.firmware})

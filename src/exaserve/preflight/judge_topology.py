@@ -9,8 +9,8 @@ from functools import cached_property
 from itertools import combinations
 from typing import Any
 
-from exaserve.preflight.links import NicChoice, Unit, choose_nics, groups_of, is_full, pack_units
-from exaserve.preflight.model import Context, Finding, Judgement, failed, not_understood, unknown, warning
+from exaserve.preflight.links import CardUnit, NicChoice, choose_nics, groups_of, is_full, pack_units
+from exaserve.preflight.model import CheckFinding, Context, Judgement, failed, not_understood, unknown, warning
 from exaserve.preflight.text import cpu_list, plain_names, whole
 from exaserve.preflight.topology import RANK, Topology, is_nvlink, parse_topology
 
@@ -31,7 +31,7 @@ def judge_topology(text: str, context: Context) -> Judgement:
         view = _View(table, context)
         prefix = f"table {i}: " if len(links) > 1 else ""
         found = view.findings()
-        findings += [Finding(f.code, f.verdict, prefix + f.text, f.repair) for f in found]
+        findings += [CheckFinding(f.code, f.verdict, prefix + f.text, f.repair) for f in found]
         facts.append(view.facts())
         summaries.append(prefix + view.summary())
         lines += view.lines()
@@ -44,7 +44,7 @@ def judge_topology(text: str, context: Context) -> Judgement:
     return Judgement("; ".join(summaries), tuple(findings), {"tables": facts}, tuple(lines))
 
 
-def _peer_findings(table: Topology) -> list[Finding]:
+def _peer_findings(table: Topology) -> list[CheckFinding]:
     off = [(a, b, word) for a, b in combinations(table.cards, 2) if (word := table.link(a, b)) not in {None, "OK"}]
     found = []
     if off:
@@ -56,7 +56,7 @@ def _peer_findings(table: Topology) -> list[Finding]:
     return found
 
 
-def _rows_missing(table: Topology) -> Finding:
+def _rows_missing(table: Topology) -> CheckFinding:
     unreadable = [note.text for note in table.notes if note.kind == "row unreadable"]
     why = f" ({plain_names(unreadable, 3)})" if unreadable else ""
     return unknown("PF-TOPO-001", f"no readable row for {plain_names(table.missing_rows)}{why}")
@@ -104,7 +104,7 @@ class _View:
         return min(nodes, default=None)
 
     @cached_property
-    def units(self) -> list[Unit]:
+    def units(self) -> list[CardUnit]:
         size = self.context.unit_for(len(self.table.cards))
         nodes = {card: self.numa(card) for card in self.table.cards}
         whole = None not in nodes.values()  # a card of unknown node would be put on the wrong side of the others
@@ -124,7 +124,7 @@ class _View:
         for group in groups_of(self.table.cards, joined):
             for cards in pack_units(group, size, joined, strength, order.__getitem__):
                 presumed = any(pair in missing for pair in combinations(sorted(cards, key=self.table.cards.index), 2))
-                found.append(Unit(tuple(sorted(cards, key=self.table.cards.index)), presumed))
+                found.append(CardUnit(tuple(sorted(cards, key=self.table.cards.index)), presumed))
         return found
 
     def fully_connected(self) -> bool | None:
@@ -152,9 +152,9 @@ class _View:
         return choose_nics(cards, nics, level, RANK)
 
     # -------------------------------------------------------------------------------------------- findings
-    def findings(self) -> list[Finding]:
+    def findings(self) -> list[CheckFinding]:
         table = self.table
-        found: list[Finding] = []
+        found: list[CheckFinding] = []
         if table.missing_rows:
             found.append(_rows_missing(table))
         for note in table.notes:
@@ -171,7 +171,7 @@ class _View:
         found += self._affinity_findings()
         return found
 
-    def _asymmetries(self) -> list[Finding]:
+    def _asymmetries(self) -> list[CheckFinding]:
         cells = self.table.cells
         pairs = [
             f"{a}-{b} ({cells[a, b]} one way, {cells[b, a]} the other)"
@@ -180,7 +180,7 @@ class _View:
         ]
         return [failed("PF-TOPO-002", f"the two directions differ: {plain_names(pairs, 6)}")] if pairs else []
 
-    def _lost(self) -> list[Finding]:
+    def _lost(self) -> list[CheckFinding]:
         """Links that the machine type, or the rest of the machine, has and some pair has not."""
         cards, machine = self.table.cards, self.context.machine
         found = []
@@ -228,7 +228,7 @@ class _View:
         words = [word for word in (self.table.cells.get((a, b)), self.table.cells.get((b, a))) if word]
         return min(words, key=is_nvlink, default="unknown")
 
-    def _without_links(self) -> list[Finding]:
+    def _without_links(self) -> list[CheckFinding]:
         cards, machine = self.table.cards, self.context.machine
         words = {self.table.link(a, b) for a, b in combinations(cards, 2)}
         if machine is not None and machine.link:
@@ -250,7 +250,7 @@ class _View:
             )
         ]
 
-    def _units_findings(self) -> list[Finding]:
+    def _units_findings(self) -> list[CheckFinding]:
         cards, size = self.table.cards, self.context.unit_for(len(self.table.cards))
         found = []
         if self.direct and self.fully_connected() is False:
@@ -272,7 +272,7 @@ class _View:
             found.append(warning("PF-TOPO-005", f"{plain_names(left)} in no unit of {size}", hint))
         return found
 
-    def _nic_findings(self) -> list[Finding]:
+    def _nic_findings(self) -> list[CheckFinding]:
         cards, nics = self.table.cards, self.table.nics
         if not nics:
             return []
@@ -299,7 +299,7 @@ class _View:
             found.append(warning("PF-TOPO-015", f"nearest NIC is behind the host bridge: {plain_names(slow)}"))
         return found
 
-    def _affinity_findings(self) -> list[Finding]:
+    def _affinity_findings(self) -> list[CheckFinding]:
         table = self.table
         found = []
         blank = [card for card, affinity in table.affinity.items() if not affinity.cpus and not affinity.numa]
@@ -387,7 +387,7 @@ class _View:
             "notes": [f"{note.kind}: {note.text}" for note in table.notes],
         }
 
-    def _unit_facts(self, unit: Unit) -> dict[str, Any]:
+    def _unit_facts(self, unit: CardUnit) -> dict[str, Any]:
         words: Sequence[str] = [self.worst_word(a, b) for a, b in combinations(unit.cards, 2)]
         if self.direct:
             link = min(words, key=is_nvlink, default="")

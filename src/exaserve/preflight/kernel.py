@@ -6,7 +6,7 @@ import math
 import re
 
 from exaserve.preflight.host import paths
-from exaserve.preflight.model import Context, Finding, Judgement, failed, not_understood, unknown, warning
+from exaserve.preflight.model import CheckFinding, Context, Judgement, failed, not_understood, unknown, warning
 from exaserve.preflight.text import clean_lines, whole
 
 __all__ = ["judge_connections", "judge_limits"]
@@ -28,7 +28,7 @@ def judge_limits(text: str, context: Context) -> Judgement:
     values = paths(text)
     if not limits and not values:
         return not_understood("limit")
-    found: list[Finding] = []
+    found: list[CheckFinding] = []
     wanted = context.streams * context.limits.open_files_per_stream + context.limits.open_files_spare
     files = limits.get("Max open files")
     if files is None:
@@ -120,7 +120,7 @@ def judge_connections(text: str, context: Context) -> Judgement:
     return Judgement(f"settings for {streams:,} streams", tuple(found), {"settings": shown})
 
 
-def _ports(values: dict[str, str], context: Context) -> list[Finding]:
+def _ports(values: dict[str, str], context: Context) -> list[CheckFinding]:
     words = values.get("net/ipv4/ip_local_port_range", "").split()
     bounds = [whole(word) for word in words]
     if len(bounds) != 2 or bounds[0] is None or bounds[1] is None:

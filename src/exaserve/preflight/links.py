@@ -11,14 +11,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 
-__all__ = ["NicChoice", "Unit", "choose_nics", "groups_of", "is_full", "pack_units"]
+__all__ = ["CardUnit", "NicChoice", "choose_nics", "groups_of", "is_full", "pack_units"]
 
 STEPS_MAX = 10_000
 """Bound of the search for units in a group that is not full; a 16-card hybrid mesh needs about a thousand."""
 
 
 @dataclass(frozen=True, slots=True)
-class Unit:
+class CardUnit:
     """Cards of one engine; ``presumed`` where some pair's link was not in the output."""
 
     cards: tuple[str, ...]

@@ -10,7 +10,7 @@ import msgspec
 
 from exaserve.domain.errors import ConfigError
 
-__all__ = ["Expectations", "Limits", "Machine", "NcclExpectation", "find_machine", "parse_expectations"]
+__all__ = ["Expectations", "MachineType", "NcclExpectation", "Thresholds", "find_machine", "parse_expectations"]
 
 
 class NcclExpectation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -27,7 +27,7 @@ class NcclExpectation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     failed_gb_s: float
 
 
-class Machine(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class MachineType(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One machine type.
 
     Attributes:
@@ -62,7 +62,7 @@ class Machine(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return check.startswith(prefix) or (self.nics > 0 and check in {"ibstat", "rdma_counters"})
 
 
-class Limits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class Thresholds(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Thresholds that hold on every machine. Units last in the names; sources in ``data/machines.yaml``."""
 
     loss_ratio_max: float = 1e-6
@@ -82,8 +82,8 @@ class Limits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Expectations(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The whole data file."""
 
-    machines: tuple[Machine, ...]
-    limits: Limits = Limits()
+    machines: tuple[MachineType, ...]
+    limits: Thresholds = Thresholds()
 
 
 def parse_expectations(document: object, where: str) -> Expectations:
@@ -105,7 +105,7 @@ def parse_expectations(document: object, where: str) -> Expectations:
     return found
 
 
-def find_machine(machines: Sequence[Machine], products: Mapping[str, int]) -> Machine | None:
+def find_machine(machines: Sequence[MachineType], products: Mapping[str, int]) -> MachineType | None:
     """The type whose product and number of cards fit; None where none or only another size does.
 
     Args:

@@ -7,16 +7,16 @@ from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from typing import Any
 
-from exaserve.preflight.machines import Limits, Machine
+from exaserve.preflight.machines import MachineType, Thresholds
 
 __all__ = [
     "Check",
+    "CheckFinding",
+    "CheckResult",
+    "CheckVerdict",
     "Context",
-    "Finding",
     "Judgement",
     "Output",
-    "Result",
-    "Verdict",
     "failed",
     "judge_output",
     "not_told",
@@ -27,7 +27,7 @@ __all__ = [
 ]
 
 
-class Verdict(IntEnum):
+class CheckVerdict(IntEnum):
     """Ordered by how much it matters: the worst verdict of a report is its maximum."""
 
     OK = 0
@@ -41,7 +41,7 @@ class Verdict(IntEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class CheckFinding:
     """One thing that is not as it should be.
 
     Attributes:
@@ -52,27 +52,27 @@ class Finding:
     """
 
     code: str
-    verdict: Verdict
+    verdict: CheckVerdict
     text: str
     repair: str = ""
 
 
-def failed(code: str, text: str, repair: str = "") -> Finding:
-    return Finding(code, Verdict.FAILED, text, repair)
+def failed(code: str, text: str, repair: str = "") -> CheckFinding:
+    return CheckFinding(code, CheckVerdict.FAILED, text, repair)
 
 
-def warning(code: str, text: str, repair: str = "") -> Finding:
-    return Finding(code, Verdict.WARNING, text, repair)
+def warning(code: str, text: str, repair: str = "") -> CheckFinding:
+    return CheckFinding(code, CheckVerdict.WARNING, text, repair)
 
 
-def not_told(why: str) -> Finding:
+def not_told(why: str) -> CheckFinding:
     """The check ran where its question has no answer (a guest asks about the sleep states of its host)."""
-    return Finding("PF-RUN-005", Verdict.NOT_RUN, why)
+    return CheckFinding("PF-RUN-005", CheckVerdict.NOT_RUN, why)
 
 
-def unknown(code: str, because: str, repair: str = "") -> Finding:
+def unknown(code: str, because: str, repair: str = "") -> CheckFinding:
     """Something that the output cannot tell: never good, and said with its reason."""
-    return Finding(code, Verdict.WARNING, f"unknown, because {because}", repair)
+    return CheckFinding(code, CheckVerdict.WARNING, f"unknown, because {because}", repair)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,12 +87,12 @@ class Judgement:
     """
 
     summary: str
-    findings: tuple[Finding, ...] = ()
+    findings: tuple[CheckFinding, ...] = ()
     facts: Mapping[str, Any] = field(default_factory=dict)
     lines: tuple[str, ...] = ()
 
     @property
-    def verdict(self) -> Verdict:
+    def verdict(self) -> CheckVerdict:
         return worst(finding.verdict for finding in self.findings)
 
 
@@ -131,10 +131,10 @@ class Context:
         facts: facts of this host's checks so far, by check id.
     """
 
-    machine: Machine | None = None
-    machines: tuple[Machine, ...] = ()
+    machine: MachineType | None = None
+    machines: tuple[MachineType, ...] = ()
     machine_given: bool = False
-    limits: Limits = field(default_factory=Limits)
+    limits: Thresholds = field(default_factory=Thresholds)
     unit: int | None = None
     streams: int = 10_000
     engines: int = 2
@@ -191,22 +191,22 @@ class Check:
 
 
 @dataclass(frozen=True, slots=True)
-class Result:
+class CheckResult:
     """A check on a host, judged."""
 
     host: str
     check: str
     title: str
     area: str
-    verdict: Verdict
+    verdict: CheckVerdict
     summary: str
-    findings: tuple[Finding, ...] = ()
+    findings: tuple[CheckFinding, ...] = ()
     facts: Mapping[str, Any] = field(default_factory=dict)
     lines: tuple[str, ...] = ()
 
 
-def worst(verdicts: Any) -> Verdict:
-    return max(verdicts, default=Verdict.OK)
+def worst(verdicts: Any) -> CheckVerdict:
+    return max(verdicts, default=CheckVerdict.OK)
 
 
 def not_understood(what: str, *, summary: str = "output not understood") -> Judgement:
@@ -214,28 +214,28 @@ def not_understood(what: str, *, summary: str = "output not understood") -> Judg
     return Judgement(summary, (unknown("PF-RUN-003", f"the output has no {what}"),))
 
 
-def judge_output(check: Check, output: Output, context: Context, host: str) -> Result:
+def judge_output(check: Check, output: Output, context: Context, host: str) -> CheckResult:
     """Judge one output, whatever became of the command. Never raises for any text."""
-    findings: Sequence[Finding] = ()
+    findings: Sequence[CheckFinding] = ()
     facts: Mapping[str, Any] = {}
     lines: tuple[str, ...] = ()
     promised = context.machine_given and context.machine is not None and context.machine.promises(check.id)
     if output.missing:
         text = f"{output.missing} not found"
-        level = Verdict.WARNING if promised else Verdict.NOT_RUN
+        level = CheckVerdict.WARNING if promised else CheckVerdict.NOT_RUN
         verdict, summary = level, f"not run: {text}"
-        findings = (Finding("PF-RUN-001", level, text),)
+        findings = (CheckFinding("PF-RUN-001", level, text),)
     elif output.problem or (check.absent and not output.text.strip()):
         why = output.problem or check.absent
-        verdict = Verdict.WARNING if promised and not output.problem else Verdict.NOT_RUN
+        verdict = CheckVerdict.WARNING if promised and not output.problem else CheckVerdict.NOT_RUN
         summary = f"not run: {why}"
-        findings = (Finding("PF-RUN-002", verdict, why),)
+        findings = (CheckFinding("PF-RUN-002", verdict, why),)
     else:
         judgement = check.judge(output.text, context)
         verdict, summary, findings = judgement.verdict, judgement.summary, judgement.findings
         facts, lines = judgement.facts, judgement.lines
-        if output.code not in (0, None) and verdict is Verdict.OK:
+        if output.code not in (0, None) and verdict is CheckVerdict.OK:
             # A tool that prints what it could and then fails (ibstat after a lost device) has not said all.
             extra = warning("PF-RUN-004", f"the command ended with exit status {output.code} after this output")
-            verdict, findings = Verdict.WARNING, (*findings, extra)
-    return Result(host, check.id, check.title, check.area, verdict, summary, tuple(findings), facts, lines)
+            verdict, findings = CheckVerdict.WARNING, (*findings, extra)
+    return CheckResult(host, check.id, check.title, check.area, verdict, summary, tuple(findings), facts, lines)

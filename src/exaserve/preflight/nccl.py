@@ -12,8 +12,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from exaserve.preflight.machines import Machine, find_machine
-from exaserve.preflight.model import Context, Finding, Judgement, failed, not_understood, unknown, warning
+from exaserve.preflight.machines import MachineType, find_machine
+from exaserve.preflight.model import CheckFinding, Context, Judgement, failed, not_understood, unknown, warning
 from exaserve.preflight.text import clean_lines, number, plain_names, strip_launcher, whole
 
 __all__ = ["NcclRow", "NcclRun", "judge_nccl", "looks_like_nccl", "parse_nccl", "start_command"]
@@ -225,9 +225,9 @@ class _View:
             return len(numbers) > 1 and not any(numbers)
         return self.run.begins > 1 and not any(row.busbw > 0 for row in self.run.rows)
 
-    def findings(self) -> list[Finding]:
+    def findings(self) -> list[CheckFinding]:
         run = self.run
-        found: list[Finding] = []
+        found: list[CheckFinding] = []
         bad = [count for count, ok in run.out_of_bounds if not ok or count]
         wrong = [row for row in run.rows if row.wrong]
         if bad or wrong:
@@ -256,7 +256,7 @@ class _View:
         found += self._drops()
         return found
 
-    def _bandwidth(self) -> list[Finding]:
+    def _bandwidth(self) -> list[CheckFinding]:
         peak, ranks = self.peak, self.ranks
         assert peak is not None
         if ranks == 1:
@@ -291,7 +291,7 @@ class _View:
             return None, 0.0, f"there is no expectation for {machine.name} at {_size(peak.size_bytes)}"
         return fitting[-1].good_gb_s, fitting[-1].failed_gb_s, machine.name
 
-    def _across(self, machine: Machine | None, per_host: int) -> tuple[float | None, float, str]:
+    def _across(self, machine: MachineType | None, per_host: int) -> tuple[float | None, float, str]:
         """Between machines the NICs of one machine are the limit, one NIC per rank at most."""
         rate = self.context.facts.get("ibstat", {}).get("active_gbit_s")
         if isinstance(rate, list) and rate:
@@ -303,7 +303,7 @@ class _View:
             return total * 0.9, total * 0.45, usual
         return None, 0.0, "the NICs between the machines are not known (run ibstat on them)"
 
-    def _known_machine(self) -> Machine | None:
+    def _known_machine(self) -> MachineType | None:
         """The host's type, or the one whose cards the device lines name."""
         if self.context.machine is not None or not self.run.ranks:
             return self.context.machine
@@ -311,7 +311,7 @@ class _View:
         mine = [product for _, host, product in self.run.ranks if host == first]
         return find_machine(self.context.machines, {product: mine.count(product) for product in mine if product})
 
-    def _drops(self) -> list[Finding]:
+    def _drops(self) -> list[CheckFinding]:
         """Bandwidth grows with size; a large size far below a smaller one is a fault of its own."""
         rows = sorted(
             {row.size_bytes: row for row in self.run.rows if row.size_bytes >= 1 << 24}.values(), key=_by_size

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from exaserve.preflight.model import Context, Finding, Judgement, failed, unknown, warning
+from exaserve.preflight.model import CheckFinding, Context, Judgement, failed, unknown, warning
 from exaserve.preflight.text import clean_lines, plain_names, strip_launcher
 
 __all__ = ["judge_nccl_interface", "looks_like_nccl_log", "recommended"]
@@ -89,7 +89,7 @@ def recommended(facts: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
     return found
 
 
-def _interface_findings(settings: Mapping[str, str], socket: str, context: Context) -> list[Finding]:
+def _interface_findings(settings: Mapping[str, str], socket: str, context: Context) -> list[CheckFinding]:
     links = context.facts.get("interfaces", {}).get("interfaces") or {}
     found = []
     wanted = settings.get("NCCL_SOCKET_IFNAME", "")
@@ -121,7 +121,7 @@ def _matches(name: str, setting: str) -> bool:
 
 def _adapter_findings(
     settings: Mapping[str, str], network: str, devices: Mapping[str, str], should: Mapping[str, str], context: Context
-) -> list[Finding]:
+) -> list[CheckFinding]:
     adapters = context.facts.get("ibstat", {}).get("adapters") or {}
     active: Sequence[str] = context.facts.get("ibstat", {}).get("active") or []
     found = []

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from html import escape
 
 from exaserve.preflight.checks import AREAS
-from exaserve.preflight.model import Finding, Result, Verdict
-from exaserve.preflight.report import Report
+from exaserve.preflight.model import CheckFinding, CheckResult, CheckVerdict
+from exaserve.preflight.report import PreflightReport
 
 __all__ = ["render_html"]
 
@@ -36,25 +36,25 @@ code{font:13px ui-monospace,SFMono-Regular,Menlo,monospace}.scroll{overflow-x:au
 .dot{display:inline-block;width:18px;height:18px;border-radius:4px;line-height:18px;font-size:11px;font-weight:700;text-align:center}
 @media(max-width:640px){td.t{width:auto}}
 """
-_SIGNS = {Verdict.OK: "✓", Verdict.NOT_RUN: "·", Verdict.WARNING: "!", Verdict.FAILED: "✕"}
+_SIGNS = {CheckVerdict.OK: "✓", CheckVerdict.NOT_RUN: "·", CheckVerdict.WARNING: "!", CheckVerdict.FAILED: "✕"}
 
 
-def _css(verdict: Verdict) -> str:
+def _css(verdict: CheckVerdict) -> str:
     return verdict.label.replace(" ", "-")
 
 
-def _tag(verdict: Verdict, text: str = "") -> str:
+def _tag(verdict: CheckVerdict, text: str = "") -> str:
     return f'<span class="tag {_css(verdict)}">{escape(text or verdict.label)}</span>'
 
 
-def _finding(finding: Finding) -> str:
+def _finding(finding: CheckFinding) -> str:
     repair = f'<p class="dim">{escape(finding.repair)}</p>' if finding.repair else ""
     said = f"<p><code>{escape(finding.code)}</code> {escape(finding.text)}</p>"
     return f'<div class="f {_css(finding.verdict)}">{said}{repair}</div>'
 
 
-def _row(result: Result) -> str:
-    findings = "".join(_finding(f) for f in result.findings if f.verdict is not Verdict.NOT_RUN)
+def _row(result: CheckResult) -> str:
+    findings = "".join(_finding(f) for f in result.findings if f.verdict is not CheckVerdict.NOT_RUN)
     lines = "".join(f'<p class="dim">{escape(line)}</p>' for line in result.lines)
     return (
         f'<tr><td class="v">{_tag(result.verdict)}</td><td class="t">{escape(result.title)}</td>'
@@ -62,7 +62,7 @@ def _row(result: Result) -> str:
     )
 
 
-def _host(host: str, results: Sequence[Result]) -> str:
+def _host(host: str, results: Sequence[CheckResult]) -> str:
     parts = [f"<h2>{escape(host)}</h2>"]
     for area in AREAS:
         rows = sorted((r for r in results if r.area == area), key=lambda r: -r.verdict)
@@ -71,7 +71,7 @@ def _host(host: str, results: Sequence[Result]) -> str:
     return "".join(parts)
 
 
-def _grid(report: Report) -> str:
+def _grid(report: PreflightReport) -> str:
     """Hosts by checks, for more hosts than one: where the bad ones are."""
     checks = list(dict.fromkeys((r.check, r.title) for r in report.results))
     cells = {(r.host, r.check): r for r in report.results}
@@ -92,11 +92,11 @@ def _grid(report: Report) -> str:
     return f'<div class="scroll"><table class="grid"><tr><th class="s"></th>{head}</tr>{"".join(rows)}</table></div>'
 
 
-def render_html(report: Report, *, title: str, when: str) -> str:
+def render_html(report: PreflightReport, *, title: str, when: str) -> str:
     """The page. ``when`` is shown as given; nothing else varies, so equal reports give equal pages."""
     counts = "".join(
         _tag(verdict, f"{count} {verdict.label}")
-        for verdict in sorted(Verdict, reverse=True)
+        for verdict in sorted(CheckVerdict, reverse=True)
         if (count := report.counts()[verdict.label])
     )
     hosts = report.hosts()

@@ -13,11 +13,11 @@ from exaserve.preflight.codes import CodeEntry
 from exaserve.preflight.machines import find_machine
 from exaserve.preflight.model import (
     Check,
+    CheckFinding,
+    CheckResult,
+    CheckVerdict,
     Context,
-    Finding,
     Output,
-    Result,
-    Verdict,
     failed,
     judge_output,
     unknown,
@@ -27,9 +27,22 @@ from exaserve.preflight.model import (
 from exaserve.preflight.nccl import start_command
 from exaserve.preflight.text import plain_names
 
-__all__ = ["EXIT_CODES", "Report", "build_report", "compare_hosts", "judge_host", "unreachable", "unrecognised"]
+__all__ = [
+    "EXIT_CODES",
+    "PreflightReport",
+    "build_report",
+    "compare_hosts",
+    "judge_host",
+    "unreachable",
+    "unrecognised",
+]
 
-EXIT_CODES: Mapping[Verdict, int] = {Verdict.OK: 0, Verdict.NOT_RUN: 0, Verdict.WARNING: 3, Verdict.FAILED: 1}
+EXIT_CODES: Mapping[CheckVerdict, int] = {
+    CheckVerdict.OK: 0,
+    CheckVerdict.NOT_RUN: 0,
+    CheckVerdict.WARNING: 3,
+    CheckVerdict.FAILED: 1,
+}
 """By the worst verdict. 1 is failed, as for every command; 2 stays for wrong flags and files."""
 NOTHING_JUDGED = 4
 """Exit code where no check ran at all."""
@@ -37,24 +50,24 @@ FLEET = "all hosts"
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class PreflightReport:
     """All results, hosts in the order given, each host's in the order of the areas."""
 
-    results: tuple[Result, ...]
+    results: tuple[CheckResult, ...]
 
     @property
-    def verdict(self) -> Verdict:
+    def verdict(self) -> CheckVerdict:
         return worst(result.verdict for result in self.results)
 
     @property
     def exit_code(self) -> int:
-        if all(result.verdict is Verdict.NOT_RUN for result in self.results):
+        if all(result.verdict is CheckVerdict.NOT_RUN for result in self.results):
             return NOTHING_JUDGED
         return EXIT_CODES[self.verdict]
 
     def counts(self) -> dict[str, int]:
         found = Counter(result.verdict for result in self.results)
-        return {verdict.label: found[verdict] for verdict in sorted(Verdict, reverse=True)}
+        return {verdict.label: found[verdict] for verdict in sorted(CheckVerdict, reverse=True)}
 
     def hosts(self) -> list[str]:
         return list(dict.fromkeys(result.host for result in self.results))
@@ -87,7 +100,7 @@ class Report:
 
 def judge_host(
     host: str, outputs: Mapping[str, Output], context: Context, checks: Sequence[Check] = CHECKS
-) -> list[Result]:
+) -> list[CheckResult]:
     """Every check that has an output, in catalogue order; each sees the facts of those before it.
 
     The machine type is found from the first check that names the cards, unless the context has one.
@@ -106,25 +119,27 @@ def judge_host(
     return sorted(found, key=lambda result: AREAS.index(result.area))
 
 
-def unreachable(host: str, why: str) -> Result:
+def unreachable(host: str, why: str) -> CheckResult:
     """Stands for all checks of a host that could not be reached: failed, since nothing about it is known."""
-    return Result(host, "host", "Host reached", "host", Verdict.FAILED, why, (failed("PF-RUN-006", f"{host}: {why}"),))
+    return CheckResult(
+        host, "host", "Host reached", "host", CheckVerdict.FAILED, why, (failed("PF-RUN-006", f"{host}: {why}"),)
+    )
 
 
-def unrecognised(name: str) -> Result:
+def unrecognised(name: str) -> CheckResult:
     """Stands for a saved file that is no known check's output: it may be one that was cut to nothing, so never ok."""
     finding = unknown("PF-RUN-003", f"{name} is no output of a known check")
-    return Result(name, "file", "Saved output", "host", Verdict.WARNING, "not recognised", (finding,))
+    return CheckResult(name, "file", "Saved output", "host", CheckVerdict.WARNING, "not recognised", (finding,))
 
 
-def build_report(results: Sequence[Result], codes: Mapping[str, CodeEntry]) -> Report:
+def build_report(results: Sequence[CheckResult], codes: Mapping[str, CodeEntry]) -> PreflightReport:
     """Adds the repair of the code's page where a finding has none of its own."""
 
-    def repaired(finding: Finding) -> Finding:
+    def repaired(finding: CheckFinding) -> CheckFinding:
         entry = codes.get(finding.code)
         return finding if finding.repair or entry is None else replace(finding, repair=entry.repair)
 
-    return Report(tuple(replace(each, findings=tuple(map(repaired, each.findings))) for each in results))
+    return PreflightReport(tuple(replace(each, findings=tuple(map(repaired, each.findings))) for each in results))
 
 
 # ------------------------------------------------------------------------------------------------ hosts compared
@@ -140,7 +155,7 @@ _SAME = {
 }
 
 
-def compare_hosts(results: Sequence[Result], context: Context) -> list[Result]:
+def compare_hosts(results: Sequence[CheckResult], context: Context) -> list[CheckResult]:
     """What should be alike on all hosts; nothing for fewer than two hosts."""
     by_host: dict[str, dict[str, Mapping[str, Any]]] = {}
     for result in results:
@@ -149,7 +164,7 @@ def compare_hosts(results: Sequence[Result], context: Context) -> list[Result]:
     by_host = {host: facts for host, facts in by_host.items() if len(facts) > 1}
     if len(by_host) < 2:
         return []
-    findings: list[Finding] = []
+    findings: list[CheckFinding] = []
     for check, names in _SAME.items():
         for name in names:
             findings += _odd_ones(
@@ -177,10 +192,10 @@ def compare_hosts(results: Sequence[Result], context: Context) -> list[Result]:
     verdict = worst(finding.verdict for finding in findings)
     summary = f"{len(by_host)} hosts compared" + ("" if findings else ", alike")
     said = {"hosts": sorted(by_host)}
-    return [Result(FLEET, "fleet", "Hosts alike", "host", verdict, summary, tuple(findings), said, tuple(lines))]
+    return [CheckResult(FLEET, "fleet", "Hosts alike", "host", verdict, summary, tuple(findings), said, tuple(lines))]
 
 
-def _odd_ones(what: str, values: Mapping[str, Any]) -> list[Finding]:
+def _odd_ones(what: str, values: Mapping[str, Any]) -> list[CheckFinding]:
     known = {host: value for host, value in values.items() if value not in (None, "", [], {})}
     kinds = Counter(repr(value) for value in known.values())
     if len(kinds) < 2:
@@ -204,7 +219,7 @@ def _short(value: Any) -> str:
     return text if len(text) <= 60 else text[:57] + "…"
 
 
-def _mtu(by_host: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> list[Finding]:
+def _mtu(by_host: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> list[CheckFinding]:
     found = []
     mtus: dict[str, dict[str, int]] = {}
     for host, facts in by_host.items():
@@ -219,7 +234,7 @@ def _mtu(by_host: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> list[Finding
     return found
 
 
-def _clocks(by_host: Mapping[str, Mapping[str, Mapping[str, Any]]], context: Context) -> list[Finding]:
+def _clocks(by_host: Mapping[str, Mapping[str, Mapping[str, Any]]], context: Context) -> list[CheckFinding]:
     offsets = {h: o for h, f in by_host.items() if isinstance(o := f.get("clock", {}).get("offset_s"), float)}
     # chrony tells the size of the offset and not its side, so the sum of the two largest bounds the spread.
     largest = sorted(offsets.values())[-2:]

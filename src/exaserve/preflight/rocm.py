@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from itertools import combinations
 
 from exaserve.preflight.links import groups_of, is_full, pack_units
-from exaserve.preflight.model import Context, Finding, Judgement, failed, not_understood, unknown, warning
+from exaserve.preflight.model import CheckFinding, Context, Judgement, failed, not_understood, unknown, warning
 from exaserve.preflight.text import clean_lines, number, plain_names, strip_launcher
 
 __all__ = ["RocmTopology", "judge_rocm", "looks_like_rocm", "parse_rocm"]
@@ -195,7 +195,7 @@ class _Judge:
         groups: list[tuple[str, ...]],
         units: list[tuple[str, ...]],
         size: int,
-    ) -> list[Finding]:
+    ) -> list[CheckFinding]:
         top, cards = self.topology, self.topology.cards
         found = []
         for section, header in sorted(top.headers.items()):
@@ -223,7 +223,7 @@ class _Judge:
             found.append(warning("PF-TOPO-005", f"{plain_names(none)} in no unit of {size}"))
         return found
 
-    def _differences(self) -> list[Finding]:
+    def _differences(self) -> list[CheckFinding]:
         odd = []
         for section, table in sorted(self.topology.tables.items()):
             odd += [
@@ -247,7 +247,7 @@ class _Judge:
         )
         return found + ([warning("PF-TOPO-013", f"no peer access between {plain_names(no, 6)}")] if no else [])
 
-    def _expected(self, pairs: list[tuple[str, str]], direct: bool) -> list[Finding]:
+    def _expected(self, pairs: list[tuple[str, str]], direct: bool) -> list[CheckFinding]:
         machine, cards = self.context.machine, self.topology.cards
         found = []
         if machine is not None and machine.cards and len(cards) != machine.cards:

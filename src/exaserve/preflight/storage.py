@@ -15,7 +15,7 @@ from typing import Any
 
 import msgspec
 
-from exaserve.preflight.model import Context, Finding, Judgement, failed, not_understood, unknown, warning
+from exaserve.preflight.model import CheckFinding, Context, Judgement, failed, not_understood, unknown, warning
 from exaserve.preflight.text import clean_lines, number, plain_names, whole
 
 __all__ = ["WEIGHTS_COMMAND", "judge_checksums", "judge_disk", "judge_read_speed", "judge_weights"]
@@ -100,7 +100,7 @@ def judge_weights(text: str, context: Context) -> Judgement:
         if missing:
             return Judgement("no such folder", (failed("PF-WGT-001", "the folder of the weights does not exist"),))
         return not_understood("file")
-    found: list[Finding] = []
+    found: list[CheckFinding] = []
     if folder.pointers:
         found.append(failed("PF-WGT-002", f"Git LFS pointers instead of the files: {plain_names(folder.pointers, 4)}"))
     shards = {name: each for name, each in folder.files.items() if name.endswith(".safetensors")}
@@ -122,7 +122,7 @@ def judge_weights(text: str, context: Context) -> Judgement:
     return Judgement(f"{len(shards)} files, {tensors:,} tensors, {total / 1e9:.1f} GB", tuple(found), facts)
 
 
-def _headers(shards: Mapping[str, _File]) -> list[Finding]:
+def _headers(shards: Mapping[str, _File]) -> list[CheckFinding]:
     found = []
     for name, each in sorted(shards.items()):
         if each.size == 0:
@@ -148,7 +148,7 @@ def _headers(shards: Mapping[str, _File]) -> list[Finding]:
     return found
 
 
-def _index(name: str, index: Any, shards: Mapping[str, _File], folder: _Folder) -> list[Finding]:
+def _index(name: str, index: Any, shards: Mapping[str, _File], folder: _Folder) -> list[CheckFinding]:
     numbered = [(int(m[1]), int(m[2])) for each in shards if (m := re.search(r"-(\d{5})-of-(\d{5})\.", each))]
     found = []
     if numbered:
@@ -188,7 +188,7 @@ def _index(name: str, index: Any, shards: Mapping[str, _File], folder: _Folder) 
     return found
 
 
-def _beside(folder: _Folder) -> list[Finding]:
+def _beside(folder: _Folder) -> list[CheckFinding]:
     found = []
     if "config.json" not in folder.files:
         found.append(failed("PF-WGT-007", "config.json is missing"))
@@ -223,7 +223,7 @@ def judge_disk(text: str, context: Context) -> Judgement:
     if not rows:
         return not_understood("file system")
     device, kind, size, free, mount = rows[-1]
-    found: list[Finding] = []
+    found: list[CheckFinding] = []
     if kind in {"nfs", "nfs4", "cifs", "lustre", "gpfs", "beegfs", "ceph", "fuse.ceph", "fuse.s3fs", "9p"}:
         found.append(
             warning(
@@ -258,7 +258,7 @@ def judge_read_speed(text: str, context: Context) -> Judgement:
     if not taken or not read:
         return not_understood("dd result")
     rate = read / taken
-    found: list[Finding] = []
+    found: list[CheckFinding] = []
     weights = context.weights_bytes or context.facts.get("weights", {}).get("bytes") or 0
     said = f"{rate / 1e9:.2f} GB/s"
     if weights:
