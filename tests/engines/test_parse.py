@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tests.engines.shapes import LLAMACPP, SGLANG, TGI, TRITON, TRTLLM, family, vllm_now
 
 from exaserve.domain.replica import ReplicaId
-from exaserve.engines import ENGINES, parse
+from exaserve.engines import ENGINES, Engine, parse
 
 
 def values(text: str, engine: str = "auto") -> dict[str, object]:
@@ -254,3 +254,24 @@ def test_a_large_exposition():
     text = (filler + vllm_now() + filler[: len(filler) // 2]).encode()
     assert len(text) > 45_000
     assert parse(text, "vllm").missing == ()
+
+
+@pytest.mark.parametrize("ray", ["ray_vllm:", "ray_vllm_"])
+@pytest.mark.parametrize("engine", ["auto", "vllm"])
+def test_rays_names_of_vllms_metrics(ray: str, engine: str) -> None:
+    """Ray exports what its engines count under a beginning of its own; OpenTelemetry leaves no colon in it."""
+    text = vllm_now(engines=2)
+    signals = parse(text.replace("vllm:", ray).encode(), engine)
+    assert (signals.engine, signals.missing) == ("vllm", ())
+    assert signals.values == parse(text.encode()).values
+
+
+def test_a_key_is_the_records_own_name() -> None:
+    assert all(name == engine.name for name, engine in ENGINES.items())
+
+
+@pytest.mark.parametrize("engine", ENGINES.values(), ids=lambda engine: engine.name)
+def test_expected_signals_have_a_source(engine: Engine) -> None:
+    assert engine.prefixes
+    assert set(engine.expected) - {"kv_tokens_max"} <= set(engine.sources)
+    assert all(path.startswith("/") for path in (*engine.metrics_paths, engine.health_path))

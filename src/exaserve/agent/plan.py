@@ -10,14 +10,13 @@ from exaserve.agent.machine import Binding, Machine, bind, visibility
 from exaserve.config import Cluster, NodeEntry, Pool, hub_folder, split_url
 from exaserve.domain.errors import ConfigError
 from exaserve.domain.replica import ReplicaSpec
+from exaserve.engines import ENGINES
+from exaserve.engines.base import Launch, LaunchRequest, block_size_of
 from exaserve.engines.checkpoint import own_quantization
-from exaserve.engines.launch import Launch, LaunchRequest, block_size_of, launch
 
 __all__ = ["EmulatorArgv", "StagePlan", "UnitPlan", "node_of", "plan_node", "safe_name"]
 
 _SIDE_PORT_FIRST, _SIDE_PORTS = 20_000, 10
-_NO_NAMED_ADAPTERS = ("trtllm", "llamacpp")
-"""llama.cpp applies adapters to every request; TensorRT-LLM wants them in a field of the request."""
 _STAGE_PORT = 2
 """Of a unit's side ports the first two are the engine's own; pipeline stages begin here."""
 
@@ -96,7 +95,7 @@ def plan_node(
         if not pool.starts_replicas:
             continue
         family = machine.family if pool.accelerator == "auto" else pool.accelerator
-        each = 0 if family == "cpu" or pool.engine in ("emulator", "null") else _accelerators(pool)
+        each = 0 if family == "cpu" or not _holds_accelerators(pool) else _accelerators(pool)
         for spec in cluster.started(pool, (node,)):
             devices = tuple(range(next_device, next_device + each))
             next_device += each
@@ -107,6 +106,11 @@ def plan_node(
                 )
             units.append(_unit(pool, spec, len(units), devices, family, machine, total, state_dir, emulator))
     return tuple(units)
+
+
+def _holds_accelerators(pool: Pool) -> bool:
+    engine = ENGINES.get(pool.engine)
+    return engine is None or engine.accelerators
 
 
 def _accelerators(pool: Pool) -> int:
@@ -191,7 +195,10 @@ def _launch(
             "stage_urls": ",".join(f"{host}:{stage.port}" for stage in stages),
         }
         return Launch((*(_fill(word, values) for word in pool.engine_command), *pool.engine_args))
-    if pool.lora_adapters and pool.engine in _NO_NAMED_ADAPTERS:
+    engine = ENGINES[pool.engine]
+    if engine.launch is None:
+        raise ConfigError(f"{pool.engine} is not started by a command line", param="engine")
+    if pool.lora_adapters and not engine.named_adapters:
         raise ConfigError(
             f"{pool.engine} does not choose adapters by the model's name; give its own flags in engine_args",
             param="lora_adapters",
@@ -217,7 +224,7 @@ def _launch(
         cache_dir=str(cache_dir),
         extra=pool.engine_args,
     )
-    return launch(pool.engine, request)
+    return engine.launch(request)
 
 
 def _adapter(text: str) -> tuple[str, str]:

@@ -9,7 +9,7 @@ import msgspec
 
 from exaserve.agent.watches import KvAge
 from exaserve.domain.replica import ReplicaSpec, Report
-from exaserve.engines import ENGINES, parse
+from exaserve.engines import metrics_paths, parse
 from exaserve.engines.fetch import Fetched, Fetcher
 
 __all__ = ["Sample", "Sampler"]
@@ -42,7 +42,7 @@ class Sampler:
         self._fetcher: Fetcher | None = None
         self._age = KvAge()
         self._engine = ""
-        self._paths = _paths(spec.engine)
+        self._paths = metrics_paths(spec.engine)
         self._path = 0
         self.last: Sample | None = None
         self.failures = 0
@@ -106,10 +106,3 @@ class Sampler:
         self.error = error
         if elsewhere:
             self._path = (self._path + 1) % len(self._paths)
-
-
-def _paths(engine: str) -> tuple[str, ...]:
-    if engine in ENGINES:
-        return ENGINES[engine].metrics_paths
-    known = dict.fromkeys(path for each in ENGINES.values() for path in each.metrics_paths)
-    return tuple(sorted(known, key=len))

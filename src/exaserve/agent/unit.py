@@ -23,7 +23,7 @@ from exaserve.agent.sampler import Sample, Sampler
 from exaserve.agent.tasks import where_failed
 from exaserve.config import AgentSettings
 from exaserve.domain.errors import ConfigError
-from exaserve.engines import ENGINES
+from exaserve.engines import health_path
 from exaserve.engines.fetch import Fetched, Fetcher
 from exaserve.engines.probe import DIALECTS, NEXT_DIALECT, ModelList, completion_probe, reason_of
 from exaserve.observe import EventLog
@@ -393,12 +393,10 @@ class Unit:
 
     async def _probe(self) -> str:
         """One completion, or the engine's end or a verb before it; "" where it was good."""
-        engine = ENGINES.get(self.spec.engine)
-        health_path = engine.health_path if engine is not None else "/health"
         model = self.spec.models[0] if self.spec.models else ""
         result = "no dialect is understood"
         for index in range(self._dialect, len(DIALECTS)):
-            method, path, body = completion_probe(DIALECTS[index], model, health_path)
+            method, path, body = completion_probe(DIALECTS[index], model, health_path(self.spec.engine))
             fetched = await self._ask(method, path, body)
             if fetched.status is not None and 200 <= fetched.status < 300:
                 self._dialect = index

@@ -1,6 +1,7 @@
-"""What differs between inference engines: metric names, paths, quirks."""
+"""What differs between inference engines, one record each: metric names, launch, paths, dialects."""
 
-from exaserve.engines.base import Engine, Source
-from exaserve.engines.signals import ENGINES, Signals, detect, parse
+from exaserve.engines.base import Engine, MetricSource
+from exaserve.engines.registry import ENGINES, health_path, metrics_paths
+from exaserve.engines.signals import Signals, detect, parse
 
-__all__ = ["ENGINES", "Engine", "Signals", "Source", "detect", "parse"]
+__all__ = ["ENGINES", "Engine", "MetricSource", "Signals", "detect", "health_path", "metrics_paths", "parse"]

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterator
 
-__all__ = ["families", "label", "samples", "search_samples"]
+__all__ = ["Families", "label", "samples", "whole"]
 
 _TYPE = b"\n# TYPE "
 _LABELS = rb'(?:\{((?:[^"}]++|"(?:[^"\\]++|\\.)*+")*+)\})?'
@@ -20,7 +20,26 @@ _VALUE_MAX = 1e18
 """No count or capacity is larger; above it (and below zero) a value is garbage."""
 
 
-def families(exposition: bytes, wanted: Collection[bytes]) -> dict[bytes, bytes]:
+class Families:
+    """An exposition with its wanted families found; others are searched for only if need be."""
+
+    __slots__ = ("_exposition", "_found", "_typed")
+
+    def __init__(self, exposition: bytes, wanted: Collection[bytes]) -> None:
+        self._exposition = exposition
+        self._found = _families(exposition, wanted)
+        self._typed = b"# TYPE " in exposition
+
+    def lines(self, name: bytes, *, required: bool) -> bytes:
+        """Lines with samples of ``name``. Without a ``# TYPE`` line only a required metric is worth a search."""
+        found = self._found.get(name)
+        if found is None:
+            found = _search_samples(self._exposition, name) if required or not self._typed else b""
+            self._found[name] = found
+        return found
+
+
+def _families(exposition: bytes, wanted: Collection[bytes]) -> dict[bytes, bytes]:
     """Families among ``wanted`` by name, each with its sample lines (and perhaps the next family's ``# HELP``).
 
     The last line counts only if it is terminated, as the format demands: a number cut short is a wrong number.
@@ -54,7 +73,7 @@ def samples(part: bytes, name: bytes) -> Iterator[tuple[bytes, float | None]]:
                 yield match[1] or b"", _number(match[2])
 
 
-def search_samples(exposition: bytes, name: bytes) -> bytes:
+def _search_samples(exposition: bytes, name: bytes) -> bytes:
     """Lines that begin with ``name``, wherever they stand: for expositions without ``# TYPE`` lines. Slower."""
     lines: list[bytes] = []
     start = 0 if exposition.startswith(name) else exposition.find(b"\n" + name) + 1
@@ -85,6 +104,11 @@ def label(labels: bytes, name: bytes) -> str | None:
     match = _QUOTED.match(labels, start)
     text = match[0].decode("utf-8", "replace") if match else ""
     return _ESCAPE.sub(lambda escape: "\n" if escape[1] == "n" else escape[1], text)
+
+
+def whole(text: str | None) -> int | None:
+    """A label's value as a whole number, None where it is none."""
+    return int(text) if text is not None and text.isascii() and text.isdigit() and len(text) <= 15 else None
 
 
 def _number(text: bytes) -> float | None:

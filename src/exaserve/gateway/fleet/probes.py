@@ -15,7 +15,7 @@ from collections.abc import Callable
 import msgspec
 
 from exaserve.domain.replica import ReplicaId, ReplicaSpec
-from exaserve.engines import ENGINES
+from exaserve.engines import health_path
 from exaserve.engines.fetch import Fetched, fetch
 from exaserve.engines.probe import DIALECTS, NEXT_DIALECT, ModelList, completion_probe, reason_of
 from exaserve.health import HealthBook
@@ -164,14 +164,13 @@ class Probes:
     async def _ask_completion(self, target: _Target) -> Fetched:
         """A completion in the dialect that worked last, else the first that does not say "not here"."""
         spec = target.spec
-        health_path = ENGINES[spec.engine].health_path if spec.engine in ENGINES else "/health"
         timeout_s = self._health.config.probe_timeout_s
         first = target.dialect if target.dialect is not None else 0
         result = Fetched(None, b"", "not asked", self._clock(), 0.0)
         for index in range(first, len(DIALECTS)):
             if DIALECTS[index] == "health" and spec.models[0] not in target.listed:
                 break  # it refuses this model in every way and does not list it: being alive is not enough
-            method, path, body = completion_probe(DIALECTS[index], spec.models[0], health_path)
+            method, path, body = completion_probe(DIALECTS[index], spec.models[0], health_path(spec.engine))
             result = await fetch(
                 spec.url, method, path, timeout_s=timeout_s, body=body, api_key=self._api_key, clock=self._clock
             )

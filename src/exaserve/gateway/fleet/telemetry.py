@@ -20,7 +20,7 @@ import msgspec
 
 from exaserve.config.settings import TelemetrySettings
 from exaserve.domain.replica import ReplicaId, ReplicaSpec, Report
-from exaserve.engines import ENGINES, Signals, parse
+from exaserve.engines import ENGINES, Signals, metrics_paths, parse
 from exaserve.engines.fetch import Fetched, Fetcher
 from exaserve.health import AnomalyGuard, HealthBook
 from exaserve.observe import EventLog, Family, labels
@@ -91,7 +91,7 @@ class _Poller:
         self.fetcher = fetcher
         self.timer: asyncio.TimerHandle | None = None
         self.engine = ""
-        self.paths = _paths(spec.engine)
+        self.paths = metrics_paths(spec.engine)
         self.path_index = 0
         self.missing: tuple[str, ...] = ()
         self.polls = 0
@@ -101,13 +101,6 @@ class _Poller:
         self.prompted = self.generated = -1.0
         """Token counters as last reported."""
         self.held = False
-
-
-def _paths(engine: str) -> tuple[str, ...]:
-    if engine in ENGINES:
-        return ENGINES[engine].metrics_paths
-    known = dict.fromkeys(path for each in ENGINES.values() for path in each.metrics_paths)
-    return tuple(sorted(known, key=len))
 
 
 class Telemetry:
