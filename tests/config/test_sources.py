@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from exaserve.config import parse_cluster, split_address, to_yaml
-from exaserve.config.sources import DiscoverySettings, merge_discovery, source_from_url
+from exaserve.config.discover import merge_discovery, source_from_url
+from exaserve.config.sources import DiscoverySettings
 from exaserve.domain.errors import ConfigError
 
 
@@ -73,8 +74,12 @@ def test_none_is_none() -> None:
         ("discovery: {consul: {service: a, key_file: k}}", "discovery.consul.key_file: needs cert_file"),
         ("discovery: {consul: {service: a, wait: 20m}}", "discovery.consul.wait: must be from 1s to 10m"),
         ("discovery: {consul: {service: a, sevice: b}}", "did you mean service?"),
-        ("discovery: {kubernetes: {}}", "discovery.kubernetes: needs either service or selector"),
-        ("discovery: {kubernetes: {service: a, selector: b}}", "needs either service or selector"),
+        ("discovery: {kubernetes: {}}", "discovery.kubernetes: needs service or selector"),
+        (
+            "discovery: {kubernetes: {service: a, selector: b}}",
+            "discovery.kubernetes.selector: stands beside service; keep one",
+        ),
+        ("discovery: {consul: {service: a, servers: ['http://t0ken@c1:8500']}}", "token_file"),
         ("discovery: {dns: {name: ''}}", "discovery.dns.name: must be a name"),
         ("discovery: {dns: {name: a, nameservers: [x]}}", "discovery.dns.nameservers[0]: 'x' is not an address"),
         ("discovery: {dns: {name: a, ttl_min: 2m}}", "discovery.dns.ttl_min: is above ttl_max"),
@@ -118,6 +123,16 @@ def test_mistakes_are_named_with_their_field(text: str, words: str) -> None:
             {"nameservers": ("10.0.0.2:53",), "models": ("a", "b")},
         ),
         ("file:///etc/replicas.yaml", "file", {"path": "/etc/replicas.yaml"}),
+        ("file:///x?interval=5s&engine=vllm", "file", {"interval_s": 5.0, "engine": "vllm"}),
+        ("file:///x?interval=2", "file", {"interval_s": 2.0}),
+        ("consul:///vllm?wait=1m30s&tag=2", "consul", {"wait_s": 90.0, "tag": "2"}),
+        (
+            "dns:///a?nameservers=10.0.0.2:53,[::1]:53&ttl_max=10s",
+            "dns",
+            {"nameservers": ("10.0.0.2:53", "[::1]:53"), "ttl_max_s": 10.0},
+        ),
+        ("dns://10.0.0.2:53,10.0.0.3:53/a", "dns", {"nameservers": ("10.0.0.2:53", "10.0.0.3:53")}),
+        ("dns:///a?nameservers=h:53&nameservers=i:53", "dns", {"nameservers": ("h:53", "i:53")}),
         ("file://replicas.yaml?interval_s=0.5", "file", {"path": "replicas.yaml", "interval_s": 0.5}),
     ],
 )

@@ -12,7 +12,7 @@ from tests.discovery.following import following
 from tests.discovery.worlds import WORLDS, World, typed
 from tests.gateway.running import until
 
-from exaserve.discovery import Added, Removed, Updated
+from exaserve.discovery import Added, Belief, Removed, Updated
 
 pytestmark = pytest.mark.may_block
 
@@ -119,6 +119,42 @@ async def test_an_entry_that_is_of_no_use_harms_no_other(world: World):
         ignored = [fields for event, fields in world.events if event == "discovery_entry_ignored"]
         assert len(ignored) == 1, "told once, not at each look"
         assert "bad" in ignored[0]["entry"]
+
+
+async def test_an_answer_that_empties_the_set_is_doubted_until_probes_say_the_same(world: World):
+    answering = {world.id_of(name, f"10.0.0.{k}") for k, name in enumerate("abc")}
+    world.source.doubt(Belief(0.05, lambda replica: replica in answering))
+    for k, name in enumerate("abc"):
+        await world.put(name, f"10.0.0.{k}")
+    async with following(world.source) as seen:
+        await until(lambda: len(seen.held) == 3)
+        for name in "abc":
+            await world.drop(name)
+        await until(lambda: world.source.status().replicas == 0 and world.source.status().held > 1)
+        left = len(seen.held)
+        assert left >= 2, "one may have left before the set was seen to shrink too far"
+        gone = min(answering & seen.held.keys())
+        answering.remove(gone)
+        await until(lambda: gone not in seen.held)
+        assert len(seen.held) == left - 1
+        assert "fails its probes" in seen.changes[-1].reason
+        await world.put("a", "10.0.0.0")
+        await world.put("b", "10.0.0.1")
+        await until(lambda: world.source.status().held == 0 and len(seen.held) == 2)
+
+
+async def test_an_operator_says_that_an_empty_answer_is_right(world: World):
+    world.source.doubt(Belief(60.0, lambda _replica: True))
+    await world.put("a", "10.0.0.1")
+    async with following(world.source) as seen:
+        await until(lambda: seen.held)
+        assert world.source.believe() == 0
+        await world.drop("a")
+        await until(lambda: world.source.status().held == 1)
+        assert world.source.believe() == 1
+        await until(lambda: not seen.held)
+        assert "an operator" in seen.changes[-1].reason
+        assert world.source.status().held == 0
 
 
 async def test_close_ends_the_watch(world: World):

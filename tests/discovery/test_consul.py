@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from pathlib import Path
 from random import Random
@@ -14,7 +15,7 @@ from tests.discovery.fake_consul import FakeConsul
 from tests.discovery.following import following
 from tests.gateway.running import until
 
-from exaserve.discovery import Defaults, SourceError
+from exaserve.discovery import Belief, Defaults, SourceError
 from exaserve.discovery import consul as consul_module
 from exaserve.discovery.consul import ConsulDiscovery, ConsulRegistration
 from exaserve.discovery.http import Tls
@@ -128,10 +129,47 @@ async def test_a_service_that_changes_all_the_time_is_not_asked_in_a_circle():
         async with following(source_of(consul.url)) as seen:
             await until(lambda: seen.held)
             began = time.monotonic()
-            while time.monotonic() < began + 0.5:
+            while time.monotonic() < began + 1.5:
                 consul.touch("vllm")
                 await asyncio.sleep(0.002)
-            assert len(consul.asked) < (time.monotonic() - began) / consul_module.PAUSE_MIN_S + 4
+            allowed = (time.monotonic() - began) * consul_module.QUERIES_PER_S + consul_module.QUERIES_BURST
+            assert len(consul.asked) <= allowed + 2
+
+
+async def test_a_server_that_accepts_and_never_answers_is_noticed_without_the_blocking_time():
+    async def silent(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.sleep(3600)
+        writer.close()
+
+    server = await asyncio.start_server(silent, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    source = source_of(f"http://127.0.0.1:{port}", wait_s=600.0, answer_s=0.1)
+    async with following(source):
+        await error_of(source, "no answer in time")
+    server.close()
+
+
+async def test_maintenance_is_a_word_and_criticality_of_all_is_doubted():
+    async with FakeConsul() as consul:
+        for name in "ab":
+            consul.put("vllm", name, f"10.0.0.{ord(name)}", 8000)
+        source = source_of(consul.url)
+        source.doubt(Belief(60.0, lambda _replica: True))
+        async with following(source) as seen:
+            await until(lambda: len(seen.held) == 2)
+            for name in "ab":
+                consul.set_status("vllm", name, "critical")
+            await until(lambda: source.status().held)
+            maintenance = {
+                "CheckID": "_service_maintenance:b",
+                "Name": "Maintenance",
+                "Status": "critical",
+                "Output": "",
+            }
+            consul.instances["vllm"]["b"]["Checks"].append(maintenance)
+            consul.touch("vllm")
+            await until(lambda: "node-b/b" not in seen.held)
 
 
 async def test_the_next_server_is_asked_when_one_fails():

@@ -15,6 +15,7 @@ from tests.discovery.fake_dns import FakeDns
 from tests.discovery.following import following
 from tests.gateway.running import until
 
+from exaserve.discovery import Belief
 from exaserve.discovery.dns import DnsDiscovery, system_nameservers
 from exaserve.discovery.dns_message import AAAA, SRV, A, DnsError, query, read_answer
 
@@ -90,20 +91,27 @@ async def test_the_next_name_server_answers_when_one_is_silent_or_fails(monkeypa
 
 
 @pytest.mark.parametrize("records", [None, [], [(0, 0, 0, "")]])
-async def test_an_empty_answer_keeps_what_is_known(records: list[tuple[int, int, int, str]] | None):
+async def test_an_empty_answer_is_doubted_as_any_other(records: list[tuple[int, int, int, str]] | None):
+    events: list[str] = []
     async with FakeDns() as dns:
         dns.srv[NAME] = [(0, 0, 8000, "a.test")]
         dns.a = {"a.test": ["10.0.0.1"]}
-        source = source_of(dns)
+        source = source_of(dns, tell=lambda _level, event, **_fields: events.append(event))
+        answering = True
+        source.doubt(Belief(0.05, lambda _replica: answering))
         async with following(source) as seen:
             await until(lambda: seen.held)
             if records is None:
                 del dns.srv[NAME]
             else:
                 dns.srv[NAME] = records
-            await until(lambda: source.status().error)
-            assert source.status().error in ("no such name", "no SRV records")
+            await until(lambda: source.status().held == 1)
+            assert source.status().replicas == 0
             assert len(seen.held) == 1
+            assert events.count("discovery_empty") == 1
+            answering = False
+            await until(lambda: not seen.held)
+            assert "fails its probes" in seen.changes[-1].reason
 
 
 async def test_a_packet_with_another_number_is_not_believed():

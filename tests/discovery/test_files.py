@@ -18,7 +18,9 @@ from exaserve.domain.replica import ReplicaSpec
 def read(folder: Path, text: str) -> list[ReplicaSpec]:
     path = folder / "replicas.yaml"
     path.write_text(text)
-    return read_targets(path, Defaults(("d",)))
+    specs, wrong = read_targets(path, Defaults(("d",)))
+    assert not wrong
+    return specs
 
 
 def test_addresses_and_mappings_in_yaml_and_json(tmp_path: Path) -> None:
@@ -38,7 +40,7 @@ def test_addresses_and_mappings_in_yaml_and_json(tmp_path: Path) -> None:
     [
         ("{}", "must be a list"),
         ("- [1]", "[0]: must be host:port or a mapping"),
-        ("- a:1\n- {url: 'b:2', wieght: 1}", "[1]: 'wieght': unknown key"),
+        ("- {url: 'b:2', wieght: 1}\n- nowhere", "none of its 2 entries is a replica; [0] b:2: 'wieght': unknown key"),
         ("- {id: x}", "url: '' is not an address"),
         ("- nowhere", "is not an address"),
         ("- h:99999", "port: 99999"),
@@ -59,12 +61,22 @@ def test_mistakes_are_named(tmp_path: Path, text: str, words: str) -> None:
     assert "replicas.yaml" in caught.value.message
 
 
+def test_an_entry_that_is_wrong_is_named_and_the_others_stay(tmp_path: Path) -> None:
+    path = tmp_path / "replicas.yaml"
+    path.write_text("- a:1\n- {url: 'b:2', wieght: 1}\n- {id: c, url: 'c:3', weight: heavy}\n- host:port\n- d:4\n")
+    specs, wrong = read_targets(path, Defaults())
+    assert [spec.id for spec in specs] == ["a:1", "d:4"]
+    assert list(wrong) == ["[1] b:2", "[2] c", "[3] host:port"]
+    assert "'wieght': unknown key" in wrong["[1] b:2"]
+    assert wrong["[2] c"] == "weight: 'heavy' is not a number of 0 or more"
+
+
 @given(st.binary(max_size=80))
 def test_any_bytes_are_a_list_or_a_config_error(tmp_path_factory: pytest.TempPathFactory, data: bytes) -> None:
     path = tmp_path_factory.getbasetemp() / "fuzz.yaml"
     path.write_bytes(data)
     with contextlib.suppress(ConfigError):
-        assert all(isinstance(each, ReplicaSpec) for each in read_targets(path, Defaults()))
+        assert all(isinstance(each, ReplicaSpec) for each in read_targets(path, Defaults())[0])
 
 
 @given(st.dictionaries(st.sampled_from(["weight", "max_model_len", "models", "engine"]), st.text(max_size=20)))

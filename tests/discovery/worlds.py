@@ -14,10 +14,9 @@ from tests.discovery.fake_consul import FakeConsul
 from tests.discovery.fake_dns import FakeDns
 from tests.discovery.fake_kubernetes import FakeKubernetes
 
-from exaserve.discovery import Discovery, FileDiscovery, StaticDiscovery, read_targets
+from exaserve.discovery import Discovery, FileDiscovery, StaticDiscovery
 from exaserve.discovery.consul import ConsulDiscovery
 from exaserve.discovery.dns import DnsDiscovery
-from exaserve.discovery.entries import Defaults
 from exaserve.discovery.feed import Feed
 from exaserve.discovery.http import Tls
 from exaserve.discovery.kubeconfig import ApiAccess
@@ -98,9 +97,7 @@ class FileWorld(_Base):
         self.path = folder / "replicas.yaml"
         self.held: dict[str, str] = {}
         self.path.write_text("[]")
-        self.source = FileDiscovery(
-            self.path, lambda: read_targets(self.path, Defaults()), interval_s=0.02, tell=self.tell, rng=Random(0)
-        )
+        self.source = FileDiscovery(self.path, interval_s=0.02, tell=self.tell, rng=Random(0))
 
     def _write(self, text: str | None = None) -> None:
         aside = self.path.with_suffix(".new")
@@ -114,6 +111,11 @@ class FileWorld(_Base):
     async def drop(self, name: str) -> None:
         del self.held[name]
         self._write()
+
+    async def spoil(self) -> bool:
+        self.held["bad"] = "- {id: bad, url: 'http://10.0.0.99:8000', weight: heavy}\n"
+        self._write()
+        return True
 
     async def break_down(self) -> None:
         self._write("- {id: x, url: nonsense}\n")

@@ -51,7 +51,8 @@ async def running(discovery: DiscoverySettings, *urls: str, health: HealthConfig
 
 
 def consul_of(consul: FakeConsul) -> DiscoverySettings:
-    return DiscoverySettings(consul=ConsulSettings(service="vllm", servers=(consul.url,)))
+    consul_settings = ConsulSettings(service="vllm", servers=(consul.url,))
+    return DiscoverySettings(consul=consul_settings, shrink_hold_s=0.0)  # these tests empty sets of engines that run
 
 
 def ids(gateway: Watched) -> set[str]:
@@ -97,6 +98,27 @@ async def test_with_consul_away_everything_goes_on():
             assert 'exaserve_discovery_up{source="consul:vllm"} 0' in gateway.metrics.render().decode()
             await consul.start()
             consul.drop("vllm", "a")
+            await until(lambda: not ids(gateway))
+
+
+async def test_an_emptied_list_takes_nobody_out_who_answers_until_an_operator_says_so(tmp_path: Path):
+    async with FakeEngine() as one, FakeEngine() as two:
+        listed = tmp_path / "replicas.yaml"
+        listed.write_text(f"- {{id: a, url: '{one.url}'}}\n- {{id: b, url: '{two.url}'}}\n")
+        discovery = DiscoverySettings(file=FileSettings(path=str(listed), interval_s=0.05), shrink_hold_s=0.1)
+        async with running(discovery) as gateway, admin_of(gateway) as admin:
+            await until(lambda: len([s for s in gateway.scheduler.states().values() if s.available]) == 2)
+            listed.write_text("")
+            await until(lambda: any("event=discovery_doubted" in line for line in gateway.lines))
+            assert 'exaserve_discovery_held{source="file:' in gateway.metrics.render().decode()
+            await two.stop()
+            await until(lambda: ids(gateway) == {"a"})
+            assert any("replica_gone replica=b" in line and "fails its probes" in line for line in gateway.lines)
+            (row,) = (await admin.get("/discovery")).json()["sources"]
+            assert (row["listed"], row["held"]) == (0, 1)
+            assert (await admin.post("/discovery/believe", json={"source": "file:x"})).status_code == 404
+            answer = await admin.post("/discovery/believe", json={"source": row["source"]})
+            assert answer.json() == {"source": row["source"], "leave": 1}
             await until(lambda: not ids(gateway))
 
 

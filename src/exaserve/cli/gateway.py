@@ -20,7 +20,7 @@ from exaserve.config import (
     same_address,
     split_address,
 )
-from exaserve.config.sources import merge_discovery
+from exaserve.config.discover import merge_discovery
 from exaserve.domain.errors import ConfigError
 
 __all__ = ["gateway"]

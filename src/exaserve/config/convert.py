@@ -105,6 +105,15 @@ class Reader:
         value = self._record(kind, item, path)
         return None if value is _INVALID else value
 
+    def type_of(self, kind: type, key: str) -> Any:
+        """The type of the field that ``key`` names in the file, None where there is no such key."""
+        return self._keys(kind).get(key, ("", None))[1]
+
+    def record_of(self, kind: type, key: str) -> type:
+        """The record class of an optional section."""
+        record: type = next(each for each in typing.get_args(self.type_of(kind, key)) if is_record(each))
+        return record
+
     def problem(self, path: str, message: str, item: Item | None = None) -> None:
         if item is None:
             self.problems.append(Problem(path, message))

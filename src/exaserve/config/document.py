@@ -14,7 +14,7 @@ from typing import Any
 
 import yaml
 
-__all__ = ["DEPTH_MAX", "TEXT_BYTES_MAX", "Item", "Problem", "parse_document"]
+__all__ = ["DEPTH_MAX", "TEXT_BYTES_MAX", "Item", "Problem", "parse_document", "resolve_scalar"]
 
 TEXT_BYTES_MAX = 16 * 1024 * 1024
 """A file with 3,072 replicas spelt out takes about half a megabyte."""
@@ -168,7 +168,7 @@ class _Builder:
         plain = event.style is None and event.tag in (None, "!")
         value = event.value
         if plain:
-            value = _resolve(event.value)
+            value = resolve_scalar(event.value)
         elif event.tag not in (None, "!", "tag:yaml.org,2002:str"):
             self.problem(f"YAML tags ({event.tag}) are not supported here", mark, self._here())
         self._add(Item(value, mark.line + 1, mark.column + 1))
@@ -196,7 +196,7 @@ class _Builder:
         frame.key, frame.expects_key = None, True
 
 
-def _resolve(text: str) -> str | bool | float | None:
+def resolve_scalar(text: str) -> str | bool | float | None:
     """A plain scalar by YAML's core schema."""
     if text in _WORDS:
         return _WORDS[text]

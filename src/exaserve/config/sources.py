@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Any
-from urllib.parse import parse_qsl, unquote, urlsplit
+from collections.abc import Iterator
+from urllib.parse import urlsplit
 
 import msgspec
 
 from exaserve.config.urls import split_address
-from exaserve.domain.errors import ConfigError
 
 __all__ = [
+    "SOURCE_KINDS",
     "ConsulSettings",
     "DiscoverySettings",
     "DnsSettings",
     "FileSettings",
     "KubernetesSettings",
     "discovery_problems",
-    "merge_discovery",
-    "source_from_url",
 ]
 
 
@@ -40,7 +38,7 @@ class ConsulSettings(_Common, frozen=True, kw_only=True, forbid_unknown_fields=T
         token_file: ACL token with ``service:read`` and ``node:read``.
         ca_file / cert_file / key_file: PEM files for https servers.
         tls_server_name: name in the servers' certificate where it is not the one dialled.
-        wait_s: how long a query may block.
+        wait_s: how long a query may block. A server that accepts and never answers is noticed 11 s after that.
         stale: let any server answer, also while the cluster has no leader.
     """
 
@@ -55,7 +53,7 @@ class ConsulSettings(_Common, frozen=True, kw_only=True, forbid_unknown_fields=T
     cert_file: str = ""
     key_file: str = ""
     tls_server_name: str = ""
-    wait_s: float = 60.0
+    wait_s: float = 15.0
     stale: bool = False
 
 
@@ -101,7 +99,15 @@ class FileSettings(_Common, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 class DiscoverySettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Sources of replicas; any number of them at once. Of two that know one id the earlier one here counts."""
+    """Sources of replicas; any number of them at once. Of two that know one id the earlier one here counts.
+
+    Attributes:
+        shrink_hold_s: an answer that empties a source's set, or leaves less than half of it, is not believed at once:
+            a replica that is missing leaves when it has been missing for this long and fails its own probes. 0 believes
+            every answer.
+    """
+
+    shrink_hold_s: float = 30.0
 
     file: FileSettings | None = None
     consul: ConsulSettings | None = None
@@ -109,84 +115,65 @@ class DiscoverySettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     dns: DnsSettings | None = None
 
     def __bool__(self) -> bool:
-        return any((self.file, self.consul, self.kubernetes, self.dns))
+        return any(getattr(self, kind) is not None for kind in SOURCE_KINDS)
+
+
+SOURCE_KINDS = ("file", "consul", "kubernetes", "dns")
+"""Fields of :class:`DiscoverySettings` that are a source each."""
 
 
 def discovery_problems(settings: DiscoverySettings) -> list[tuple[str, str]]:
     """``(field below discovery, what is wrong)`` of what no single value shows."""
-    problems = []
-    consul, kubernetes, dns = settings.consul, settings.kubernetes, settings.dns
-    if consul is not None:
-        if not consul.service or "/" in consul.service:
-            problems.append(("consul.service", "must be the name of a service"))
-        if not consul.servers:
-            problems.append(("consul.servers", "is empty; name at least one, such as http://127.0.0.1:8500"))
-        for i, server in enumerate(consul.servers):
-            if not server.startswith(("http://", "https://")) or not urlsplit(server).hostname:
-                problems.append((f"consul.servers[{i}]", f"{server!a} is not a URL; write http://host:8500"))
-        if consul.key_file and not consul.cert_file:
-            problems.append(("consul.key_file", "needs cert_file beside it"))
-        if not 1 <= consul.wait_s <= 600:
-            problems.append(("consul.wait", "must be from 1s to 10m, as Consul takes it"))
-    if kubernetes is not None and bool(kubernetes.service) == bool(kubernetes.selector):
-        problems.append(("kubernetes", "needs either service or selector"))
-    if dns is not None:
-        if not dns.name:
-            problems.append(("dns.name", "must be a name, such as _http._tcp.vllm.example.org"))
-        for i, server in enumerate(dns.nameservers):
-            try:
-                split_address(server)
-            except ValueError as error:
-                problems.append((f"dns.nameservers[{i}]", str(error)))
-        if dns.ttl_min_s > dns.ttl_max_s:
-            problems.append(("dns.ttl_min", "is above ttl_max"))
+    problems: list[tuple[str, str]] = []
+    if settings.consul is not None:
+        problems += _consul_problems(settings.consul)
+    if settings.kubernetes is not None:
+        problems += _kubernetes_problems(settings.kubernetes)
+    if settings.dns is not None:
+        problems += _dns_problems(settings.dns)
     return problems
 
 
-_EXAMPLES = "consul://host:8500/service, kubernetes://namespace/service, dns:///_http._tcp.name, file:///path"
+def _consul_problems(consul: ConsulSettings) -> Iterator[tuple[str, str]]:
+    if not consul.service or "/" in consul.service:
+        yield "consul.service", "must be the name of a service"
+    if not consul.servers:
+        yield "consul.servers", "is empty; name at least one, such as http://127.0.0.1:8500"
+    for i, server in enumerate(consul.servers):
+        if message := _url_problem(server):
+            yield f"consul.servers[{i}]", message
+    if consul.key_file and not consul.cert_file:
+        yield "consul.key_file", "needs cert_file beside it"
+    if not 1 <= consul.wait_s <= 600:
+        yield "consul.wait", "must be from 1s to 10m, as Consul takes it"
 
 
-def source_from_url(url: str) -> DiscoverySettings:
-    """One source as ``--discover`` writes it; further settings as in ``?datacenter=dc1&token_file=/path``.
-
-    Raises:
-        ConfigError: with what is wrong.
-    """
+def _url_problem(url: str) -> str:
     try:
         parts = urlsplit(url)
-        more: dict[str, Any] = dict(parse_qsl(parts.query, keep_blank_values=True, strict_parsing=bool(parts.query)))
-        path = unquote(parts.path).strip("/")
-        kind = {"k8s": "kubernetes", "consuls": "consul"}.get(parts.scheme, parts.scheme)
-        if kind == "consul":
-            scheme = "https" if parts.scheme == "consuls" else "http"
-            servers = [f"{scheme}://{each}" for each in (parts.netloc or "127.0.0.1:8500").split(",")]
-            more = {"service": path, "servers": servers} | more
-        elif kind == "kubernetes":
-            more = {"namespace": parts.netloc} | ({"service": path} if path else {}) | more
-        elif kind == "dns":
-            more = {"name": path} | ({"nameservers": [parts.netloc]} if parts.netloc else {}) | more
-        elif kind == "file":
-            more = {"path": unquote(parts.netloc + parts.path)} | more
-        else:
-            raise ValueError(f"{parts.scheme!a} is no kind of source; write one of {_EXAMPLES}")
-        if isinstance(more.get("models"), str):
-            more["models"] = more["models"].split(",")
-        settings = msgspec.convert({kind: more}, DiscoverySettings, strict=False)
-    except (ValueError, msgspec.ValidationError) as error:
-        raise ConfigError(f"--discover {url}: {error}", param="--discover") from None
-    for field, message in discovery_problems(settings):
-        raise ConfigError(f"--discover {url}: {field}: {message}", param="--discover")
-    return settings
+        good = parts.scheme in ("http", "https") and bool(parts.hostname) and (parts.port or 1) > 0
+    except ValueError:
+        good = False
+    else:
+        if "@" in parts.netloc:
+            return "holds a user name or token; put it into a file: token_file"
+    return "" if good else f"{url!a} is not a URL; write http://host:8500"
 
 
-def merge_discovery(base: DiscoverySettings, urls: list[str]) -> DiscoverySettings:
-    """The file's sources and those of ``--discover``. ConfigError where one kind is named twice."""
-    for url in urls:
-        more = source_from_url(url)
-        for kind in DiscoverySettings.__struct_fields__:
-            value = getattr(more, kind)
-            if value is not None:
-                if getattr(base, kind) is not None:
-                    raise ConfigError(f"--discover {url}: there is a {kind} source already", param="--discover")
-                base = msgspec.structs.replace(base, **{kind: value})
-    return base
+def _kubernetes_problems(kubernetes: KubernetesSettings) -> Iterator[tuple[str, str]]:
+    if kubernetes.service and kubernetes.selector:
+        yield "kubernetes.selector", "stands beside service; keep one"
+    elif not (kubernetes.service or kubernetes.selector):
+        yield "kubernetes", "needs service or selector"
+
+
+def _dns_problems(dns: DnsSettings) -> Iterator[tuple[str, str]]:
+    if not dns.name:
+        yield "dns.name", "must be a name, such as _http._tcp.vllm.example.org"
+    for i, server in enumerate(dns.nameservers):
+        try:
+            split_address(server)
+        except ValueError as error:
+            yield f"dns.nameservers[{i}]", str(error)
+    if dns.ttl_min_s > dns.ttl_max_s:
+        yield "dns.ttl_min", "is above ttl_max"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from exaserve.discovery.belief import Belief
 from exaserve.discovery.changes import Added, Change, Discovery, Removed, Updated, changes_between
 from exaserve.discovery.entries import Defaults
 from exaserve.discovery.feed import SourceError, SourceStatus
@@ -10,6 +11,7 @@ from exaserve.discovery.static import StaticDiscovery
 
 __all__ = [
     "Added",
+    "Belief",
     "Change",
     "Defaults",
     "Discovery",

@@ -34,6 +34,13 @@ PAUSE_SHARE = 4.0
 PAUSE_MAX_S = 0.5
 POLL_S = 1.0
 """Between two queries of a server that gives no index, so that it does not block."""
+QUERIES_PER_S = 2.0
+QUERIES_BURST = 10
+"""Queries in the long run, and at once: a server that answers without blocking, or a service whose index moves all the
+time, must not be asked in a circle (Consul leaves that to its clients)."""
+ANSWER_S = 10.0
+_MAINTENANCE = ("_node_maintenance", "_service_maintenance")
+"""Checks by which an operator takes a node or an instance out."""
 
 
 class _Node(msgspec.Struct, rename="pascal"):
@@ -56,6 +63,7 @@ class _Service(msgspec.Struct, rename="pascal"):
 
 
 class _Check(msgspec.Struct, rename="pascal"):
+    check_id: str = msgspec.field(name="CheckID", default="")
     status: str = ""
     name: str = ""
     output: str = ""
@@ -83,6 +91,7 @@ class ConsulDiscovery(Source):
         token_file: ACL token; needs ``service:read`` and ``node:read``.
         wait_s: how long a query may block.
         stale: let any server answer, also while the cluster has no leader.
+        answer_s: how long an answer may take beyond the time that its query asked to block.
     """
 
     def __init__(
@@ -96,8 +105,9 @@ class ConsulDiscovery(Source):
         tag: str = "",
         token_file: str = "",
         tls: Tls | None = None,
-        wait_s: float = 60.0,
+        wait_s: float = 15.0,
         stale: bool = False,
+        answer_s: float = ANSWER_S,
         defaults: Defaults | None = None,
         tell: Tell = silent,
         rng: Random | None = None,
@@ -109,10 +119,12 @@ class ConsulDiscovery(Source):
         self._token_file = token_file
         self._tls = tls or Tls()
         self._wait_s = min(wait_s, WAIT_MAX_S)
+        self._answer_s = answer_s
         self._defaults = defaults or Defaults()
         narrowed = {"dc": datacenter, "ns": namespace, "partition": partition, "tag": tag}
         self._params = {key: value for key, value in narrowed.items() if value} | ({"stale": ""} if stale else {})
         self._in: frozenset[ReplicaId] = frozenset()
+        self._allowed, self._allowed_at = float(QUERIES_BURST), 0.0
 
     async def _follow(self) -> None:
         """One round over the servers: each is followed until it fails."""
@@ -132,8 +144,7 @@ class ConsulDiscovery(Source):
         headers = {"accept": "application/json"}
         if self._token_file:
             headers["x-consul-token"] = await read_text(self._token_file, "token_file")
-        # Consul adds up to a sixteenth to the wait, so that queries do not end in step.
-        async with await client_for(server, self._tls, read_s=self._wait_s * 17 / 16 + 10.0) as client:
+        async with await client_for(server, self._tls, read_s=self._answer_s) as client:
             client.headers.update(headers)
             index = 0
             while True:
@@ -141,11 +152,14 @@ class ConsulDiscovery(Source):
 
     async def _query(self, client: httpx.AsyncClient, index: int) -> int:
         """Asks once and publishes; returns the index to ask with next."""
-        params = dict(self._params)
+        params, limit_s = dict(self._params), self._answer_s
         if index:
             params |= {"index": str(index), "wait": f"{max(1, round(self._wait_s * 1000))}ms"}
+            # Consul adds up to a sixteenth to the wait, so that queries do not end in step.
+            limit_s += self._wait_s * 17 / 16
+        await self._ration()
         try:
-            answer = await client.get(self._path, params=params, extensions=extensions_of(self._tls))
+            answer = await client.get(self._path, params=params, extensions=extensions_of(self._tls), timeout=limit_s)
         except httpx.HTTPError as error:
             raise SourceError(why(error)) from None
         began = asyncio.get_running_loop().time()
@@ -160,9 +174,18 @@ class ConsulDiscovery(Source):
         await asyncio.sleep(pause_s * self._rng.uniform(1.0, 1.5))
         return 0 if new < index else new
 
+    async def _ration(self) -> None:
+        """Waits until one more query is within :data:`QUERIES_PER_S`."""
+        now = asyncio.get_running_loop().time()
+        self._allowed = min(float(QUERIES_BURST), self._allowed + (now - self._allowed_at) * QUERIES_PER_S) - 1.0
+        self._allowed_at = now
+        if self._allowed < 0.0:
+            await asyncio.sleep(-self._allowed / QUERIES_PER_S)
+
     def _take(self, entries: list[_Entry]) -> None:
         specs: list[ReplicaSpec] = []
         reasons: dict[ReplicaId, str] = {}
+        leaving: list[ReplicaId] = []
         for entry in entries:
             try:
                 spec = self._spec(entry)
@@ -170,14 +193,14 @@ class ConsulDiscovery(Source):
                 self._ignore(f"{entry.node.node}/{entry.service.id}", str(error))
                 continue
             status, reason = _status(entry.checks or [])
-            if status == "critical":
-                reasons[spec.id] = reason
-            else:
+            reasons[spec.id] = reason
+            if status != "critical":
                 specs.append(spec)
-                reasons[spec.id] = reason
+            elif any(check.check_id.startswith(_MAINTENANCE) for check in entry.checks or ()):
+                leaving.append(spec.id)
         self._in, before = frozenset(spec.id for spec in specs), self._in
         reasons |= {each: "deregistered" for each in before - self._in if each not in reasons}
-        self.publish(specs, reasons)
+        self.publish(specs, reasons, leaving)
 
     def _spec(self, entry: _Entry) -> ReplicaSpec:
         service, node = entry.service, entry.node

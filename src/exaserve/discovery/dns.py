@@ -2,7 +2,7 @@
 
 Of the records those with the lowest priority number count; among them weights become the replicas' weights, 1 on
 average. DNS cannot say "gone" and "broken" apart, and a resolver in trouble often answers "no such name": an empty
-answer therefore keeps the last known set, and health checks find out which of it is dead.
+answer is no more than a set of nobody, which :mod:`exaserve.discovery.belief` doubts.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from random import Random, SystemRandom
 from exaserve.discovery.dns_message import AAAA, SRV, A, Answer, DnsError, Service, query, read_answer
 from exaserve.discovery.entries import Defaults, spec_of
 from exaserve.discovery.feed import Source, SourceError, Tell, silent
-from exaserve.domain.replica import ReplicaSpec
+from exaserve.domain.replica import ReplicaId, ReplicaSpec
 
 __all__ = ["DnsDiscovery", "system_nameservers"]
 
@@ -75,7 +75,9 @@ class DnsDiscovery(Source):
                 raise SourceError(f"the name server says code {answer.code}")
             usable = [each for each in answer.services if each.target]  # "." says: this service is not offered
             if not usable:
-                raise SourceError("no SRV records" if answer.code == 0 else "no such name")
+                self._empty("no SRV records" if answer.code == 0 else "no such name")
+                await asyncio.sleep(self._ttl_s[0])
+                continue
             least = min(each.priority for each in usable)
             group = [each for each in usable if each.priority == least][:TARGETS_MAX]
             specs = await self._specs(servers, group, answer)
@@ -83,6 +85,10 @@ class DnsDiscovery(Source):
             self.publish(specs, {spec.id: "SRV record" for spec in specs})
             low, high = self._ttl_s
             await asyncio.sleep(min(max(min(each.ttl_s for each in group), low), high))
+
+    def _empty(self, why: str) -> None:
+        self._well()
+        self.publish((), dict.fromkeys((ReplicaId(self._query_name), *(spec.id for spec in self._wanted)), why))
 
     async def _specs(
         self, servers: Sequence[tuple[str, int]], group: list[Service], answer: Answer

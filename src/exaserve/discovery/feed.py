@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from dataclasses import dataclass
 from random import Random
 
+from exaserve.discovery.belief import Belief
 from exaserve.discovery.changes import Change, changes_between
 from exaserve.domain.replica import ReplicaId, ReplicaSpec
 
@@ -19,6 +20,8 @@ Tell = Callable[..., None]
 BACKOFF_MIN_S = 0.2
 BACKOFF_MAX_S = 5.0
 REPLICAS_MAX = 100_000
+RECHECK_S = 1.0
+"""While an answer is in doubt: between two looks at who still answers its probes."""
 
 
 def silent(_level: str, _event: str, **_fields: object) -> None:
@@ -31,7 +34,13 @@ class SourceError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class SourceStatus:
-    """A source as the admin API shows it. ``error`` is "" while it is well; ``replicas`` are those it lists."""
+    """A source as the admin API shows it.
+
+    Attributes:
+        error: "" while it is well.
+        replicas: those it lists.
+        held: those kept though it does not list them any more (:mod:`exaserve.discovery.belief`).
+    """
 
     name: str
     reached: bool
@@ -39,6 +48,7 @@ class SourceStatus:
     replicas: int
     updates: int
     failures: int
+    held: int = 0
 
 
 class Feed:
@@ -52,6 +62,8 @@ class Feed:
         self._tell = tell
         self._wanted: tuple[ReplicaSpec, ...] = ()
         self._reasons: dict[ReplicaId, str] = {}
+        self._leaving: set[ReplicaId] = set()
+        self._belief: Belief | None = None
         self._changed = asyncio.Event()
         self._published = False
         self._closed = False
@@ -59,14 +71,41 @@ class Feed:
         self._failures = 0
         self._error = ""
 
-    def publish(self, specs: Iterable[ReplicaSpec], reasons: Mapping[ReplicaId, str] | None = None) -> None:
-        """The set that holds from now on; of two replicas with one id the first is taken."""
+    def doubt(self, belief: Belief) -> None:
+        """From now on answers that take much away are believed only as ``belief`` says."""
+        self._belief = belief
+
+    def believe(self) -> int:
+        """An operator says that the newest answer is right; returns how many replicas leave by it."""
+        if self._belief is None or not self._belief.held:
+            return 0
+        leave = len(self._belief.held)
+        self._belief.force()
+        self._changed.set()
+        return leave
+
+    def publish(
+        self,
+        specs: Iterable[ReplicaSpec],
+        reasons: Mapping[ReplicaId, str] | None = None,
+        leaving: Iterable[ReplicaId] = (),
+    ) -> None:
+        """The set that holds from now on; of two replicas with one id the first is taken.
+
+        Args:
+            reasons: why single replicas come or go.
+            leaving: those that the source takes out by name, as against those that it just does not list.
+        """
         unique: dict[ReplicaId, ReplicaSpec] = {}
         for spec in specs:
             if unique.setdefault(spec.id, spec) is not spec:
                 self._tell("warning", "discovery_duplicate", source=self.name, replica=spec.id, ignored=spec.url)
+        if not unique and (self._wanted or not self._published):
+            why = next(iter((reasons or {}).values()), "nobody is listed")
+            self._tell("warning", "discovery_empty", source=self.name, why=why)
         self._wanted = tuple(unique.values())[:REPLICAS_MAX]
         self._reasons |= reasons or {}
+        self._leaving = (self._leaving | set(leaving)) - unique.keys()
         self._published = True
         self._updates += 1
         self._changed.set()
@@ -79,6 +118,7 @@ class Feed:
             len(self._wanted),
             self._updates,
             self._failures,
+            len(self._belief.held) if self._belief is not None else 0,
         )
 
     async def watch(self) -> AsyncIterator[tuple[Change, ...]]:
@@ -86,17 +126,41 @@ class Feed:
         known: tuple[ReplicaSpec, ...] = ()
         first = True
         while True:
-            await self._changed.wait()
+            await self._news()
             if self._closed:
                 return
             self._changed.clear()
-            wanted, reasons = self._wanted, self._reasons
-            self._reasons = {}
-            batch = changes_between(known, wanted, self.name, reasons)
+            reasons, self._reasons = self._reasons, {}
+            wanted, why = self._settled()
+            batch = changes_between(known, wanted, self.name, reasons | why)
             known = wanted
             if batch or first:
                 first = False
                 yield batch
+
+    async def _news(self) -> None:
+        """Returns at the next answer, or when it is time to look again at those that are held."""
+        limit_s = RECHECK_S if self._belief is not None and self._belief.held else None
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(limit_s):
+                await self._changed.wait()
+
+    def _settled(self) -> tuple[tuple[ReplicaSpec, ...], dict[ReplicaId, str]]:
+        """The set to go by, and why some leave it after all."""
+        leaving, self._leaving = self._leaving, set()
+        belief = self._belief
+        if belief is None:
+            return self._wanted, {}
+        held = len(belief.held)
+        wanted = belief.settle(self._wanted, asyncio.get_running_loop().time(), leaving)
+        if belief.held and not held:
+            listed, kept = len(self._wanted), len(belief.held)
+            self._tell("warning", "discovery_doubted", source=self.name, listed=listed, kept=kept, hold_s=belief.hold_s)
+        elif held and not belief.held:
+            self._tell(
+                "info", "discovery_settled", source=self.name, listed=len(self._wanted), left=len(belief.given_up)
+            )
+        return wanted, belief.given_up
 
     async def close(self) -> None:
         self._closed = True

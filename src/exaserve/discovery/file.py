@@ -6,7 +6,6 @@ Polling, because inotify sees nothing on network file systems and misses a file 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable
 from pathlib import Path
 from random import Random
 
@@ -33,15 +32,16 @@ def stamp_of(path: Path) -> FileStamp:
 class FileDiscovery(Source):
     """Replicas from a file.
 
+    A file that is gone or wrong leaves the last good list as it is.
+
     Args:
-        load: reads the file; ConfigError or OSError where it is wrong or gone, and then the last good list stays.
         interval_s: between two looks.
     """
 
     def __init__(
         self,
         path: str | Path,
-        load: Callable[[], Iterable[ReplicaSpec]],
+        defaults: Defaults | None = None,
         *,
         interval_s: float = 1.0,
         name: str = "",
@@ -50,7 +50,7 @@ class FileDiscovery(Source):
     ) -> None:
         super().__init__(name or f"file:{path}", tell, rng)
         self._path = Path(path)
-        self._load = load
+        self._defaults = defaults or Defaults()
         self._interval_s = interval_s
 
     async def _follow(self) -> None:
@@ -59,8 +59,10 @@ class FileDiscovery(Source):
             try:
                 stamp = await asyncio.to_thread(stamp_of, self._path)
                 if stamp != seen:
-                    specs = tuple(await asyncio.to_thread(self._load))
+                    specs, wrong = await asyncio.to_thread(read_targets, self._path, self._defaults)
                     self._well()
+                    for entry, why in wrong.items():
+                        self._ignore(entry, why)
                     self.publish(specs)
                     seen = stamp
             except ConfigError as error:
@@ -70,11 +72,14 @@ class FileDiscovery(Source):
             await asyncio.sleep(self._interval_s)
 
 
-def read_targets(path: Path, defaults: Defaults) -> list[ReplicaSpec]:
+def read_targets(path: Path, defaults: Defaults) -> tuple[list[ReplicaSpec], dict[str, str]]:
     """A list of replicas in YAML or JSON: ``host:port`` each, or a mapping with ``url`` and the keys of KEYS.
 
+    Returns:
+        The replicas, and of each entry that is none what is wrong.
+
     Raises:
-        ConfigError: names the entry that is wrong.
+        ConfigError: it is no list, or holds entries and none of them is a replica.
         OSError: it cannot be read.
     """
     with path.open("rb") as file:
@@ -90,13 +95,17 @@ def read_targets(path: Path, defaults: Defaults) -> list[ReplicaSpec]:
         listed = []
     if not isinstance(listed, list):
         raise ConfigError(f"{path}: must be a list of replicas, such as - host:port", param=str(path))
-    specs = []
+    specs: list[ReplicaSpec] = []
+    wrong: dict[str, str] = {}
     for i, each in enumerate(listed):
         try:
             specs.append(_target(each, defaults))
         except ValueError as error:
-            raise ConfigError(f"{path}: [{i}]: {error}", param=f"[{i}]") from None
-    return specs
+            wrong[f"[{i}]{_name_of(each)}"] = str(error)
+    if wrong and not specs:
+        entry, why = next(iter(wrong.items()))
+        raise ConfigError(f"{path}: none of its {len(wrong)} entries is a replica; {entry}: {why}", param=entry)
+    return specs, wrong
 
 
 class _Loader(yaml.SafeLoader):
@@ -106,6 +115,12 @@ class _Loader(yaml.SafeLoader):
         if self.check_event(yaml.AliasEvent):
             raise yaml.YAMLError("aliases are not understood here")
         return super().compose_node(parent, index)
+
+
+def _name_of(each: object) -> str:
+    """What the file itself calls an entry, to find it by."""
+    name = each.get("id") or each.get("url") if isinstance(each, dict) else each
+    return f" {name[:80]}" if name and isinstance(name, str) else ""
 
 
 def _target(each: object, defaults: Defaults) -> ReplicaSpec:

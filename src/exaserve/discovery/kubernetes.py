@@ -36,6 +36,8 @@ RELIST_PAUSE_S = 0.2
 LIST_LIMIT = 500
 LINE_BYTES_MAX = 4 * 2**20
 OBJECTS_MAX = 50_000
+_TERMINATING = "terminating"
+"""Someone has deleted it: it leaves at once, as against what is not ready or not listed."""
 
 
 class _Gone(Exception):
@@ -193,7 +195,8 @@ class KubernetesDiscovery(Source):
             for spec in read[1]:
                 specs.setdefault(spec.id, spec)  # during an update an endpoint may be in two slices
         reasons, self._reasons_seen = self._reasons_seen, {}
-        self.publish(specs.values(), {each: reason for each, reason in reasons.items() if each not in specs})
+        gone = {each: reason for each, reason in reasons.items() if each not in specs}
+        self.publish(specs.values(), gone, [each for each, reason in gone.items() if reason == _TERMINATING])
 
     def _replicas_of(self, each: dict[str, Any]) -> list[ReplicaSpec]:
         meta = each.get("metadata") or {}
@@ -211,7 +214,7 @@ class KubernetesDiscovery(Source):
         status, spec = pod.get("status") or {}, pod.get("spec") or {}
         ready: dict[str, Any] = next((c for c in status.get("conditions") or [] if c.get("type") == "Ready"), {})
         if meta.get("deletionTimestamp"):
-            self._note(name, "terminating")
+            self._note(name, _TERMINATING)
         elif ready.get("status") != "True":
             self._note(name, f"not ready: {ready.get('reason') or status.get('phase') or 'unknown'}")
         elif status.get("podIP"):
@@ -232,7 +235,7 @@ class KubernetesDiscovery(Source):
             # Only the first address counts: the API says that the others are the same endpoint.
             replica = pod or (f"{addresses[0]}:{port}" if addresses else "")
             if conditions.get("terminating"):
-                self._note(replica, "terminating")
+                self._note(replica, _TERMINATING)
             elif conditions.get("ready") is False:  # absent means ready
                 self._note(replica, "not ready")
             elif addresses:

@@ -92,7 +92,8 @@ class Gateway:
         self.registries: Registries | None = None
         if cluster.discovery:
             sources = sources_of(cluster.discovery, read_environment(), log)
-            self.registries = Registries(sources, self, self.scheduler, log, self.core.wake)
+            hold_s = cluster.discovery.shrink_hold_s
+            self.registries = Registries(sources, self, self.scheduler, log, self.core.wake, hold_s)
             self.metrics.add_source(self.registries.families)
         self.agents: AgentServer | None = None
         if cluster.agents.enabled:

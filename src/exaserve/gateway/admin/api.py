@@ -9,6 +9,7 @@ POST     /replicas/{id}/undrain         back in rotation
 POST     /replicas/{id}/weight          ``{"weight": 0.5}``; 0 takes it out
 POST     /replicas/{id}/score           ``{"score": 1.5}``, ``"inf"`` (nothing at all), ``null`` (computed again)
 GET      /discovery                     sources of replicas: whether they answer, what they list
+POST     /discovery/believe             {"source": "consul:vllm"}: its answer is right though it takes much away
 GET      /peers                         other gateways that share these replicas, and what they told
 POST     /policy                        ``{"policy": "entropy"}``
 POST     /explain                       a hypothetical request: who is out and why, what the others cost
@@ -91,6 +92,12 @@ class _Policy(msgspec.Struct, forbid_unknown_fields=True):
     policy: str
 
 
+class _Believe(msgspec.Struct, forbid_unknown_fields=True):
+    """``source`` as GET /discovery names it; "" for all."""
+
+    source: str = ""
+
+
 class _Explain(msgspec.Struct, forbid_unknown_fields=True):
     """A hypothetical request. ``prompt`` (text) gives tokens and prefix; ``prompt_tokens`` overrides its length."""
 
@@ -151,6 +158,7 @@ class _Admin:
             ("POST", "/replicas/{replica:path}/score", self.score),
             ("GET", "/replicas/{replica:path}", self.one),
             ("GET", "/discovery", self.discovery),
+            ("POST", "/discovery/believe", self.believe),
             ("GET", "/peers", self.peers),
             ("POST", "/policy", self.policy),
             ("POST", "/explain", self.explain),
@@ -325,6 +333,16 @@ class _Admin:
         except ValueError as error:
             raise _AdminError(400, f"{error}.", "invalid_value", "score") from None
         return self._did(request, state, score=asked)
+
+    async def believe(self, request: Request) -> Response:
+        asked = await _body(request, _Believe)
+        registries = self._control.registries
+        known = [] if registries is None else [each.name for each in registries.sources]
+        if asked.source and asked.source not in known:
+            raise _AdminError(404, f"There is no source {asked.source!a}.", "not_found", "source")
+        leave = 0 if registries is None else registries.believe(asked.source)
+        self._control.log.info("discovery_believed", source=asked.source or "all", leave=leave)
+        return _json({"source": asked.source, "leave": leave})
 
     async def policy(self, request: Request) -> Response:
         asked = await _body(request, _Policy)

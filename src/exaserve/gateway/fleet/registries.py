@@ -13,7 +13,7 @@ from pathlib import Path
 
 from exaserve.config import Environment, split_address
 from exaserve.config.sources import ConsulSettings, DiscoverySettings, DnsSettings, KubernetesSettings
-from exaserve.discovery import Change, Defaults, FileDiscovery, Removed, read_targets
+from exaserve.discovery import Belief, Change, Defaults, FileDiscovery, Removed
 from exaserve.discovery.consul import ConsulDiscovery
 from exaserve.discovery.dns import DnsDiscovery
 from exaserve.discovery.feed import Feed
@@ -38,10 +38,8 @@ def sources_of(settings: DiscoverySettings, environment: Environment, log: Event
     """The sources that the configuration names, in its order. Nothing is asked of them yet."""
     sources: list[Feed] = []
     if (file := settings.file) is not None:
-        path, defaults = Path(file.path), Defaults(file.models, file.engine)
-        sources.append(
-            FileDiscovery(path, lambda: read_targets(path, defaults), interval_s=file.interval_s, tell=log.event)
-        )
+        defaults = Defaults(file.models, file.engine)
+        sources.append(FileDiscovery(file.path, defaults, interval_s=file.interval_s, tell=log.event))
     if settings.consul is not None:
         sources.append(_consul(settings.consul, log))
     if settings.kubernetes is not None:
@@ -104,6 +102,7 @@ class Registries:
     Args:
         members: who adds and removes replicas (the gateway).
         on_change: called after a batch has taken effect.
+        shrink_hold_s: how long an answer that takes much away is doubted, as :class:`exaserve.discovery.Belief` says.
     """
 
     def __init__(
@@ -113,8 +112,11 @@ class Registries:
         scheduler: Scheduler,
         log: EventLog,
         on_change: Callable[[], None],
+        shrink_hold_s: float = 0.0,
     ) -> None:
         self.sources = tuple(sources)
+        for source in self.sources:
+            source.doubt(Belief(shrink_hold_s, self._answers))
         self._members = members
         self._scheduler = scheduler
         self._log = log
@@ -159,6 +161,18 @@ class Registries:
                 listed[change.spec.id] = change.spec
                 reasons[change.spec.id] = change.reason
         self.reconcile(source, reasons)
+
+    def believe(self, source: str = "") -> int:
+        """An operator takes the newest answer of a source (of all, without a name) for right.
+
+        Returns how many replicas leave by it; they do so at once.
+        """
+        return sum(each.believe() for each in self.sources if source in ("", each.name))
+
+    def _answers(self, replica: ReplicaId) -> bool:
+        """Whether it answers its probes."""
+        state = self._scheduler.states().get(replica)
+        return state is not None and state.available
 
     def give_up(self, replica: ReplicaId, to: str) -> None:
         """Someone with a better claim names this id from now on."""
@@ -225,6 +239,7 @@ class Registries:
                 "reached": status.reached,
                 "error": status.error,
                 "listed": status.replicas,
+                "held": status.held,
                 "updates": status.updates,
                 "failures": status.failures,
             }
@@ -235,15 +250,19 @@ class Registries:
         """For the gateway's own metrics."""
         reached = Family("exaserve_discovery_up", "gauge", "1 while the source answers.")
         listed = Family("exaserve_discovery_replicas", "gauge", "Replicas that the source lists.")
+        held = Family(
+            "exaserve_discovery_held", "gauge", "Replicas kept though the source does not list them any more."
+        )
         updates = Family("exaserve_discovery_updates_total", "counter", "Sets that the source has given.")
         failures = Family("exaserve_discovery_failures_total", "counter", "Times that the source could not be asked.")
         for source in self.sources:
             status, head = source.status(), labels(source=source.name)
             reached.add(int(status.reached), head)
             listed.add(status.replicas, head)
+            held.add(status.held, head)
             updates.add(status.updates, head)
             failures.add(status.failures, head)
-        return [reached, listed, updates, failures]
+        return [reached, listed, held, updates, failures]
 
 
 async def watch_file(path: Path, changed: Callable[[], None], interval_s: float = FILE_LOOK_S) -> None:
