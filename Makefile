@@ -1,5 +1,5 @@
 # Every target does its own set-up on a machine that has only Python 3.11+, git and make. Nothing is installed outside
-# .venv, but Debian packages that tests and benchmarks compare with, and those only when run as root.
+# .venv, but Debian packages that tests and benchmarks run or compare with, and those only when run as root.
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
 

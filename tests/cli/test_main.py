@@ -7,6 +7,7 @@ import pytest
 
 from exaserve import __version__
 from exaserve.cli import main as cli
+from exaserve.cli.form import form
 from exaserve.domain.errors import CapacityError, ConfigError
 
 
@@ -18,7 +19,7 @@ def run(*args: str) -> subprocess.CompletedProcess[str]:
 
 def test_version() -> None:
     done = run("--version")
-    assert (done.returncode, done.stdout) == (0, f"exaserve {__version__}\n")
+    assert (done.returncode, done.stdout) == (0, f"exaserve {__version__} ({form()})\n")
 
 
 def test_help_lists_every_command_with_its_summary() -> None:

@@ -10,6 +10,8 @@ from typing import Annotated, Any
 import msgspec
 import typer
 
+from exaserve import __version__
+from exaserve.cli.form import form
 from exaserve.config import (
     Cluster,
     Pool,
@@ -185,6 +187,8 @@ def _run(cluster: Cluster, load: Any, options: dict[str, Any], log_level: str) -
     sink = LineSink(sys.stderr)
     try:
         log = EventLog(sink, level=log_level)
+        plain = "a request costs about half as much CPU again as where pip finds a C compiler"
+        log.info("started", version=__version__, form=form(), note=plain if form() == "plain" else None)
         uvloop.run(serve(cluster, log=log, load=load, **options))
     finally:
         sink.close()

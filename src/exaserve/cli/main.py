@@ -14,7 +14,6 @@ are printed as one message, never as a traceback.
 from __future__ import annotations
 
 import importlib
-import importlib.util
 import re
 import sys
 from typing import Annotated, Any, NamedTuple
@@ -24,6 +23,7 @@ import typer.core
 import typer.main
 
 from exaserve import __version__
+from exaserve.cli.form import form
 from exaserve.cli.outputs import speak_any_encoding
 from exaserve.domain.errors import ConfigError, ExaServeError
 
@@ -109,9 +109,7 @@ def _summary_only() -> None:
 
 def _show_version(wanted: bool) -> None:
     if wanted:
-        spec = importlib.util.find_spec("exaserve.gateway.core")
-        compiled = spec is not None and not str(spec.origin).endswith(".py")
-        typer.echo(f"exaserve {__version__}{' (compiled)' if compiled else ''}")
+        typer.echo(f"exaserve {__version__} ({form()})")
         raise typer.Exit
 
 

@@ -164,10 +164,6 @@ class GatewayMetrics:
         return self._streams
 
     @property
-    def queue_depth(self) -> int:
-        return self._queue_depth
-
-    @property
     def finished_total(self) -> int:
         return self._finished
 
