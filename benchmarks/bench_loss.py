@@ -315,10 +315,10 @@ async def peers(cases: Cases, rounds: int, rng: Random, folder: Path) -> None:
                 try:
                     writers = await held(gateway, peer, port)
                     await rest(rng)
-                    if gateway.scheduler.told() != 4:
+                    if len(gateway.scheduler.peers) != 4:
                         raise RuntimeError("the peer's requests are over: nothing would be measured")
                     at = peer.send(signal.SIGSTOP if number % 2 else signal.SIGKILL)
-                    gone = await until(lambda: gateway.scheduler.told() == 0, "its placements are forgotten")
+                    gone = await until(lambda: len(gateway.scheduler.peers) == 0, "its placements are forgotten")
                     how = "falls silent (SIGSTOP)" if number % 2 else "killed (SIGKILL)"
                     cases.add(f"peer gateway {how}: its placements forgotten", 2.0, gone - at)
                     for writer in writers:
@@ -336,7 +336,7 @@ async def held(gateway: Gateway, peer: Process, port: int) -> list[asyncio.Strea
         _, writer = await asyncio.open_connection("127.0.0.1", port)
         writers.append(writer)
         writer.write(b"POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body))
-    await until(lambda: gateway.scheduler.told() == 4, "the peer tells its placements")
+    await until(lambda: len(gateway.scheduler.peers) == 4, "the peer tells its placements")
     return writers
 
 

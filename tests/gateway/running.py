@@ -17,7 +17,7 @@ from exaserve.domain.replica import ReplicaId
 from exaserve.gateway.app import Gateway
 from exaserve.health import HealthConfig
 from exaserve.observe import EventLog
-from exaserve.scheduling import ReplicaState
+from exaserve.scheduling import ReplicaLedger
 
 QUICK = HealthConfig(probe_interval_s=0.1, probe_timeout_s=10.0, probe_limit_s=10.0, probe_fast_s=0.05, open_s=0.05)
 """Asks often, and has patience with a machine that answers late."""
@@ -51,7 +51,7 @@ class Watched(Gateway):
         log = EventLog(self.lines.append, burst_max=1000)
         super().__init__(cluster, log=log, rng=Random(0), admin_token=token)
 
-    def state(self, engine: FakeEngine) -> ReplicaState:
+    def state(self, engine: FakeEngine) -> ReplicaLedger:
         return self.scheduler.states()[ReplicaId(f"127.0.0.1:{engine.port}")]
 
 

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.may_block
 async def test_replicas_show_health_load_report_ledger_and_entropy():
     async with FakeEngine(running=3, waiting=2, kv=0.25) as engine, running(engine) as gateway:
         await until(gateway.scheduler.ready_models)
-        await until(lambda: next(iter(gateway.scheduler.states().values())).last_report)
+        await until(lambda: next(iter(gateway.scheduler.states().values())).seen.report)
         async with admin_of(gateway) as admin:
             data = (await admin.get("/replicas")).json()
             assert (data["policy"], data["models"], data["in_flight"]) == ("entropy", ["m"], 0)
@@ -57,7 +57,7 @@ async def test_levers():
         assert gateway.scheduler.ready_models() == ()
         assert (await admin.post(f"/replicas/{name}/undrain")).json()["eligible"] is True
         assert (await admin.post(f"/replicas/{name}/weight", json={"weight": 0.5})).json()["weight"] == 0.5
-        assert state.weight == 0.5
+        assert state.standing.weight == 0.5
         assert (await admin.post(f"/replicas/{name}/score", json={"score": "inf"})).json()["forced_score"] == "inf"
         assert gateway.scheduler.ready_models() == ()
         assert (await admin.post(f"/replicas/{name}/score", json={"score": 1.5})).json()["forced_score"] == 1.5
@@ -70,7 +70,7 @@ async def test_levers():
 
 async def test_explain_prices_a_request_without_charging_it():
     async with FakeEngine() as one, FakeEngine() as two, running(one, two) as gateway, admin_of(gateway) as admin:
-        await until(lambda: all(state.available for state in gateway.scheduler.states().values()))
+        await until(lambda: all(state.standing.available for state in gateway.scheduler.states().values()))
         gateway.scheduler.drain(ReplicaId(f"127.0.0.1:{two.port}"))
         body = {"model": "m", "prompt": "x" * 4000, "max_tokens": 10}
         data = (await admin.post("/explain", json=body)).json()
@@ -80,7 +80,7 @@ async def test_explain_prices_a_request_without_charging_it():
         assert out[f"127.0.0.1:{two.port}"] == "draining"
         assert all(state.inflight == 0 for state in gateway.scheduler.states().values())
         long = (await admin.post("/explain", json={"model": "m", "prompt_tokens": 5000})).json()
-        assert long["chosen"] is None
+        assert long["chosen"] == f"127.0.0.1:{one.port}", "what fits nowhere by estimate gets the engine's own answer"
 
 
 @pytest.mark.parametrize(

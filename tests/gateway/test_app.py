@@ -50,7 +50,7 @@ async def test_starts_without_reachable_replicas_and_says_so():
         for _ in range(4):
             assert (await client.post("/v1/completions", json=ASK)).status_code == 200
         rows = gateway.scheduler.states()
-        assert sum(state.available for state in rows.values()) == 1
+        assert sum(state.standing.available for state in rows.values()) == 1
 
 
 async def test_nothing_ready_is_alive_but_not_ready():
@@ -83,14 +83,14 @@ async def test_before_any_model_is_known_requests_wait_instead_of_404():
 
 async def test_a_replica_that_stops_generating_leaves_and_comes_back():
     async with FakeEngine() as one, FakeEngine() as two, running(one, two) as gateway, client_of(gateway) as client:
-        await until(lambda: all(state.available for state in gateway.scheduler.states().values()))
+        await until(lambda: all(state.standing.available for state in gateway.scheduler.states().values()))
         one.answers["/v1/completions"] = (500, b"{}")
-        await until(lambda: not gateway.state(one).available)
+        await until(lambda: not gateway.state(one).standing.available)
         for _ in range(4):
             answer = await client.post("/v1/completions", json=ASK)
             assert (answer.status_code, answer.headers["x-exaserve-replica"]) == (200, f"127.0.0.1:{two.port}")
         one.answers["/v1/completions"] = (200, b"{}")
-        await until(lambda: gateway.state(one).available)
+        await until(lambda: gateway.state(one).standing.available)
         events = [line.split("event=")[1].split()[0] for line in gateway.lines]
         assert events.count("replica_down") == 1
 
@@ -218,7 +218,7 @@ async def test_stop_cuts_what_takes_longer_than_the_limit():
 
 async def test_metrics_hold_every_replica():
     async with FakeEngine() as one, FakeEngine() as two, running(one, two) as gateway, client_of(gateway) as client:
-        await until(lambda: all(state.last_report for state in gateway.scheduler.states().values()))
+        await until(lambda: all(state.seen.report for state in gateway.scheduler.states().values()))
         text = (await client.get("/metrics")).text
         for engine in (one, two):
             assert f'exaserve_replica_running{{replica="127.0.0.1:{engine.port}"}} 3' in text

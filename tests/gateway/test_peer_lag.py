@@ -139,26 +139,26 @@ async def test_a_peer_too_far_away_is_not_decided_by_until_it_is_near(monkeypatc
         await until(lambda: one.peering.views()[0].slow and two.peering.views()[0].slow)
         kept = one.place()
         await asyncio.sleep(1.2)
-        assert two.scheduler.told() == 0, "what comes too late is not charged"
-        await until(lambda: two.scheduler._peers.gateways == ("two",))
-        assert two.scheduler._peers.untold, "but it is known that others place work here"
+        assert len(two.scheduler.peers) == 0, "what comes too late is not charged"
+        await until(lambda: two.scheduler.peers.gateways == ("two",))
+        assert two.scheduler.peers.untold, "but it is known that others place work here"
         text = {family.name: family for family in two.peering.families()}
         assert text["exaserve_peer_slow"].samples[0][2] == 1
         assert text["exaserve_peer_lag_seconds"].samples[0][2] > FAR_S
         assert any("peer_slow" in line for line in two.lines)
 
         wire.delay_s = 0.0
-        await until(lambda: two.scheduler.told() == 1)
-        await until(lambda: two.scheduler._peers.gateways == ("one", "two"))
-        assert not two.scheduler._peers.untold
+        await until(lambda: len(two.scheduler.peers) == 1)
+        await until(lambda: two.scheduler.peers.gateways == ("one", "two"))
+        assert not two.scheduler.peers.untold
         assert any("peer_in_time" in line for line in two.lines)
         one.release(kept)
-        await until(lambda: two.scheduler.told() == 0)
+        await until(lambda: len(two.scheduler.peers) == 0)
 
 
 async def test_near_peers_stay_in_time() -> None:
     async with far_apart(0.001) as (one, two, _wire):
         placement = one.place()
-        await until(lambda: two.scheduler.told() == 1)
+        await until(lambda: len(two.scheduler.peers) == 1)
         one.release(placement)
         assert not two.peering.views()[0].slow

@@ -91,12 +91,12 @@ def peers_of(gateway: Watched) -> tuple[str, ...]:
 
 
 def all_up(gateway: Watched) -> bool:
-    return all(state.available for state in gateway.scheduler.states().values())
+    return all(state.standing.available for state in gateway.scheduler.states().values())
 
 
 def nothing_held(gateway: Watched) -> bool:
     states = gateway.scheduler.states().values()
-    return all((s.inflight, s.told, s.kv_own, len(s.pending)) == (0, 0, 0, 0) for s in states)
+    return all((s.inflight, s.told, s.kv.own, len(s.pending)) == (0, 0, 0, 0) for s in states)
 
 
 async def ask(client: httpx.AsyncClient, gateway: Watched, tokens: int, stream: bool = True) -> None:
@@ -118,7 +118,7 @@ async def test_what_one_places_is_in_the_others_ledger_at_once(monkeypatch: pyte
             monkeypatch.setattr(peering, name, 300.0)  # nothing is told because it is time for something
         await asyncio.sleep(2 * 0.2)
         asked = [asyncio.create_task(ask(client, one, LONG))]
-        await until(lambda: two.scheduler.told() == 1)
+        await until(lambda: len(two.scheduler.peers) == 1)
         (where,) = [s for s in one.scheduler.states().values() if s.inflight]
         assert two.scheduler.states()[where.id].told == 1
         await until(lambda: two.scheduler.states()[where.id].decoding == 1)
@@ -128,14 +128,14 @@ async def test_what_one_places_is_in_the_others_ledger_at_once(monkeypatch: pyte
 
 async def test_eight_gateways_agree_under_load_and_hold_nothing_after_it():
     async with cluster(8, replicas=4, speed=0.1) as gateways, httpx.AsyncClient(trust_env=False) as client:
-        await until(lambda: all(len(gateway.scheduler._peers.gateways) == 8 for gateway in gateways))
+        await until(lambda: all(len(gateway.scheduler.peers.gateways) == 8 for gateway in gateways))
         work = [ask(client, gateway, 100, bool(i % 3)) for i, gateway in enumerate(gateways * 8)]
         seen = 0
 
         async def watch() -> None:
             nonlocal seen
             while True:
-                seen = max(seen, *(gateway.scheduler.told() for gateway in gateways))
+                seen = max(seen, *(len(gateway.scheduler.peers) for gateway in gateways))
                 await asyncio.sleep(0.002)
 
         watching = asyncio.create_task(watch())
@@ -152,20 +152,20 @@ async def test_eight_gateways_agree_under_load_and_hold_nothing_after_it():
 
 async def test_homes_are_dealt_out_among_those_that_live():
     async with cluster(3, replicas=12) as (one, two, three):
-        await until(lambda: sum(s.home for g in (one, two, three) for s in g.scheduler.states().values()) == 12)
+        await until(lambda: sum(s.turf.home for g in (one, two, three) for s in g.scheduler.states().values()) == 12)
         await three.stop(0.0)
         await until(lambda: peers_of(one) == ("g1",))
-        await until(lambda: sum(s.home for g in (one, two) for s in g.scheduler.states().values()) == 12)
+        await until(lambda: sum(s.turf.home for g in (one, two) for s in g.scheduler.states().values()) == 12)
 
 
 async def test_a_killed_peer_takes_its_placements_with_it_and_returns_with_a_whole_picture():
     async with cluster(2, speed=SLOW) as (one, two), httpx.AsyncClient(trust_env=False) as client:
         asked = [asyncio.create_task(ask(client, one, LONG)) for _ in range(5)]
-        await until(lambda: two.scheduler.told() == 5)
+        await until(lambda: len(two.scheduler.peers) == 5)
         assert two.peering is not None
         two.peering._links["g0"].drop("cut by the test")
         await until(lambda: any("event=peer_lost" in x and "placements_forgotten=5" in x for x in two.lines))
-        await until(lambda: two.scheduler.told() == 5)
+        await until(lambda: len(two.scheduler.peers) == 5)
         await until(lambda: sum(s.decoding for s in two.scheduler.states().values()) >= 1)
         for state in two.scheduler.states().values():
             state.validate()
@@ -275,9 +275,9 @@ async def test_it_is_enough_that_one_side_names_the_other():
     async with nodes(one, two):
         await until(lambda: one.peering.peers() == ("two",))
         placement = one.place()
-        await until(lambda: two.scheduler.told("one") == 1)
+        await until(lambda: two.scheduler.peers.count("one") == 1)
         one.release(placement)
-        await until(lambda: two.scheduler.told() == 0)
+        await until(lambda: len(two.scheduler.peers) == 0)
 
 
 async def test_another_token_is_refused_and_named():
@@ -303,11 +303,11 @@ async def test_a_peer_that_falls_silent_is_forgotten():
     async with nodes(one, two):
         await until(lambda: one.peering.peers() == ("two",))
         two.place()
-        await until(lambda: one.scheduler.told() == 1)
+        await until(lambda: len(one.scheduler.peers) == 1)
         link = two.peering._links["one"]
         link.write = lambda data: None  # type: ignore[method-assign]  # the wire is cut, and nobody says so
         began = time.monotonic()
-        await until(lambda: one.scheduler.told() == 0)
+        await until(lambda: len(one.scheduler.peers) == 0)
         assert time.monotonic() - began > SILENCE_MAX_S - HEARTBEAT_S - TICK_S
         assert any("silent for" in line for line in one.lines)
 
@@ -320,7 +320,7 @@ async def test_silence_is_loss_within_two_seconds():
     async with nodes(one, two):
         await until(lambda: one.peering.peers() == ("two",))
         two.place()
-        await until(lambda: one.scheduler.told() == 1)
+        await until(lambda: len(one.scheduler.peers) == 1)
         two.peering._links["one"].write = lambda data: None  # type: ignore[method-assign]
         silent_s = 0.0
         while one.peering.peers():
@@ -332,7 +332,7 @@ async def test_silence_is_loss_within_two_seconds():
             await asyncio.sleep(0)
             assert silent_s <= 2.0
         assert silent_s > SILENCE_MAX_S
-        assert one.scheduler.told() == 0
+        assert len(one.scheduler.peers) == 0
 
 
 async def test_an_idle_connection_stays():
@@ -382,10 +382,10 @@ async def test_a_peer_that_reads_too_slowly_gets_the_whole_picture_later(monkeyp
         assert fast.sent_bytes == written, "nothing queues up for who does not read"
         other = one.place()
         slow._transport.resume_reading()
-        await until(lambda: fast.resyncs >= 1 and two.scheduler.told() == 2)
+        await until(lambda: fast.resyncs >= 1 and len(two.scheduler.peers) == 2)
         one.release(kept)
         one.release(other)
-        await until(lambda: two.scheduler.told() == 0)
+        await until(lambda: len(two.scheduler.peers) == 0)
 
 
 async def test_replica_numbers_that_run_out_are_given_anew(monkeypatch: pytest.MonkeyPatch):
@@ -405,11 +405,11 @@ async def test_replica_numbers_that_run_out_are_given_anew(monkeypatch: pytest.M
             assert placement.replica_id == spec.id
             held.append(placement)
             await asyncio.sleep(0.01)
-        await until(lambda: two.scheduler.told() == len(held))
+        await until(lambda: len(two.scheduler.peers) == len(held))
         for placement in held:
             assert two.scheduler.states()[placement.replica_id].told == 1
             one.release(placement)
-        await until(lambda: two.scheduler.told() == 0)
+        await until(lambda: len(two.scheduler.peers) == 0)
 
 
 @pytest.mark.parametrize(
@@ -483,14 +483,14 @@ def test_whatever_happens_the_picture_told_is_the_picture_held(events: list[tupl
         elif kind == "cut":
             outbox.take()
             link = linked(two, ticks)
-            two.peer_lost("one", now)
+            two.peers.lost("one", now)
             link(outbox.picture(now))
         link(outbox.take())
-        assert two.told() == len(held) == len(outbox)
+        assert len(two.peers) == len(held) == len(outbox)
         for replica, state in one.states().items():
             other = two.states()[replica]
             assert (other.told, other.decoding) == (state.inflight, state.decoding)
-            assert other.kv_own == state.kv_own
+            assert other.kv.own == state.kv.own
         two.validate()
 
 
@@ -537,9 +537,9 @@ def test_late_messages_do_not_teach_that_replicas_are_fast() -> None:
     before = scheduler.states()[ReplicaId("r0")].per_token_s
     for ref in range(40):
         at = 10.0 + 2 * ref
-        scheduler.told_placed("p", ref, ReplicaId("r0"), 10_000, 10_100, True, at)
-        scheduler.told_first_token("p", ref, at + 10_000 * before)
-        scheduler.told_done("p", ref, at + 1.9)
+        scheduler.peers.placed("p", ref, ReplicaId("r0"), 10_000, 10_100, True, at)
+        scheduler.peers.first_token("p", ref, at + 10_000 * before)
+        scheduler.peers.done("p", ref, at + 1.9)
     after = scheduler.states()[ReplicaId("r0")].per_token_s
     assert after == pytest.approx(before, rel=0.3)
 

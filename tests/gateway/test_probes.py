@@ -81,7 +81,7 @@ async def test_all_replicas_are_probed_at_once():
         await engine.start()
     engines[3].answers["/v1/completions"] = "hang"
     probed = Probed(*engines)
-    await probed.until(lambda: sum(state.available for state in probed.scheduler.states().values()) == 23)
+    await probed.until(lambda: sum(state.standing.available for state in probed.scheduler.states().values()) == 23)
     await probed.until(lambda: engines[3].asked["/v1/completions"])
     assert probed.state(ReplicaId("r3")) == "unknown", "its probe still hangs"
     await probed.probes.stop()

@@ -73,7 +73,7 @@ async def test_found_served_and_out_at_once_when_critical():
             answer = await client.post(f"{gateway.url}/v1/completions", json=ASK)
             assert answer.headers["x-exaserve-replica"] == "node-a/a"
             consul.put("vllm", "b", "127.0.0.1", two.port)
-            await until(lambda: len([s for s in gateway.scheduler.states().values() if s.available]) == 2)
+            await until(lambda: len([s for s in gateway.scheduler.states().values() if s.standing.available]) == 2)
             consul.set_status("vllm", "a", "critical")
             await until(lambda: ids(gateway) == {"node-b/b"})
             assert any(
@@ -107,7 +107,7 @@ async def test_an_emptied_list_takes_nobody_out_who_answers_until_an_operator_sa
         listed.write_text(f"- {{id: a, url: '{one.url}'}}\n- {{id: b, url: '{two.url}'}}\n")
         discovery = DiscoverySettings(file=FileSettings(path=str(listed), interval_s=0.05), shrink_hold_s=0.1)
         async with running(discovery) as gateway, admin_of(gateway) as admin:
-            await until(lambda: len([s for s in gateway.scheduler.states().values() if s.available]) == 2)
+            await until(lambda: len([s for s in gateway.scheduler.states().values() if s.standing.available]) == 2)
             listed.write_text("")
             await until(lambda: any("event=discovery_doubted" in line for line in gateway.lines))
             assert 'exaserve_discovery_held{source="file:' in gateway.metrics.render().decode()
@@ -129,7 +129,7 @@ async def test_weights_and_models_follow_without_a_new_replica():
             await until(gateway.scheduler.ready_models)
             state = gateway.scheduler.states()[ReplicaId("node-a/a")]
             consul.put("vllm", "a", "127.0.0.1", engine.port, meta={"weight": "0.25"})
-            await until(lambda: state.weight == 0.25)
+            await until(lambda: state.standing.weight == 0.25)
             assert gateway.scheduler.states()[ReplicaId("node-a/a")] is state
             assert gateway.scheduler.models() == ("m",), "what was asked of it still holds"
 

@@ -46,7 +46,7 @@ class Watched:
         self.reports += 1
 
     def report(self, index: int):
-        return self.scheduler.states()[ReplicaId(f"r{index}")].last_report
+        return self.scheduler.states()[ReplicaId(f"r{index}")].seen.report
 
     def view(self, index: int):
         return self.telemetry.view(ReplicaId(f"r{index}"))

@@ -11,21 +11,31 @@ from tests.scheduling.conftest import Build, facts, report, rid
 from exaserve.domain.replica import ReplicaId, ReplicaSpec
 from exaserve.domain.request import Outcome
 from exaserve.scheduling import Placement, Scheduler, SchedulerConfig
-from exaserve.scheduling.ledger import ReplicaState
+from exaserve.scheduling.kv import KvAccount
+from exaserve.scheduling.ledger import ReplicaLedger
+from exaserve.scheduling.seen import Seen
+from exaserve.scheduling.standing import Standing
+from exaserve.scheduling.turf import Turf
 
 FIGURES = {"running": 4, "waiting": 1, "kv_use": 0.2, "kv_tokens_max": 100_000}
 # The age of a report and its number are what a confirmation moves; of speed, only what its next reading would give.
-NAMES: tuple[str, ...] = getattr(ReplicaState, "__mypyc_attrs__", None) or ReplicaState.__slots__
-DERIVED = [name for name in NAMES if name not in {"last_report", "speed", "idle_set", "_rate_version", "__dict__"}]
+AGE = {"report", "speed", "idle_set", "prices", "_rate_version", "__dict__"}
+
+PARTS = (KvAccount, Seen, Standing, Turf)
 
 steps = st.lists(st.sampled_from(["place", "first", "end", "hold", "pass"]), max_size=30)
 
 
 def derived(scheduler: Scheduler) -> list[dict[str, object]]:
-    return [
-        {name: len(state.pending) if name == "pending" else getattr(state, name) for name in DERIVED}
-        for state in scheduler.states().values()
-    ]
+    return [figures(ledger) for ledger in scheduler.states().values()]
+
+
+def figures(of: object) -> dict[str, object]:
+    """Every attribute of a ledger and of its parts."""
+    names: tuple[str, ...] = getattr(type(of), "__mypyc_attrs__", None) or type(of).__slots__  # type: ignore[attr-defined]
+    values = {name: getattr(of, name) for name in names if name not in AGE}
+    parts = {name: figures(value) for name, value in values.items() if isinstance(value, PARTS)}
+    return values | parts | ({"pending": len(of.pending)} if isinstance(of, ReplicaLedger) else {})
 
 
 @given(steps)
@@ -70,13 +80,13 @@ def test_a_confirmation_that_is_too_old_or_of_nothing_says_nothing(build: Build)
     scheduler.report(report(0, 1, 1.0, **FIGURES), 1.0)
     scheduler.confirm([rid(0), rid(1)], 2, 1.5, 100.0)
     state = scheduler.states()[rid(0)]
-    assert state.reported_at == 1.0
-    assert scheduler.states()[rid(1)].last_report is None
+    assert state.seen.at == 1.0
+    assert scheduler.states()[rid(1)].seen.report is None
     scheduler.tick(100.0)
-    assert not state.report_fresh
+    assert not state.seen.fresh
     scheduler.confirm([rid(0), rid(1)], 3, 100.0, 100.0)
-    assert state.report_fresh
-    assert state.reported_at == 100.0
+    assert state.seen.fresh
+    assert state.seen.at == 100.0
     assert state.running == 4
 
 

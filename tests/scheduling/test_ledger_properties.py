@@ -12,7 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from exaserve.domain.replica import ReplicaId, ReplicaSpec, Report
 from exaserve.domain.request import Outcome, RequestFacts, Usage
 from exaserve.scheduling import POLICIES, Placement, Refusal, Scheduler, SchedulerConfig
-from exaserve.scheduling.ledger import ReplicaState
+from exaserve.scheduling.ledger import ReplicaLedger
 
 REPLICAS = [ReplicaId(f"r{k}") for k in range(4)]
 replicas = st.sampled_from(REPLICAS)
@@ -28,7 +28,7 @@ class LedgerMachine(RuleBasedStateMachine):
         self.seq = 0
         self.scheduler = Scheduler(SchedulerConfig(queue_depth_max=6, sample_size=2, full_scan_max=2), Random(1))
         self.live: list[Placement] = []
-        self.every: dict[int, ReplicaState] = {}
+        self.every: dict[int, ReplicaLedger] = {}
         for replica in REPLICAS:
             self.join(replica)
 
@@ -124,17 +124,17 @@ class LedgerMachine(RuleBasedStateMachine):
     def accounts_agree(self) -> None:
         self.scheduler.validate()
         for state in self.every.values():
-            mine = [p for p in self.live if p.state is state]
+            mine = [p for p in self.live if p.ledger is state]
             state.validate()
             assert state.inflight == len(mine)
-            assert state.kv_own == sum(p.kv_tokens for p in mine)
+            assert state.kv.own == sum(p.kv_tokens for p in mine)
 
     def teardown(self) -> None:
         for placement in self.live:
             self.scheduler.release(placement, self.now, Outcome.CLIENT_GONE)
         for state in self.every.values():
             state.validate()
-            assert (state.inflight, state.decoding, state.pending_s, state.kv_own) == (0, 0, 0, 0)
+            assert (state.inflight, state.decoding, state.pending_s, state.kv.own) == (0, 0, 0, 0)
 
 
 LedgerMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)

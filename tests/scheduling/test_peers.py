@@ -17,51 +17,51 @@ from exaserve.scheduling.peers import home_of
 
 def test_a_told_placement_is_charged_and_ends(build: Build) -> None:
     scheduler = build(2)
-    scheduler.told_placed("g2", 7, rid(0), 12_842, 13_000, True, 0.0)
+    scheduler.peers.placed("g2", 7, rid(0), 12_842, 13_000, True, 0.0)
     state = scheduler.states()[rid(0)]
     assert (state.inflight, state.told, state.depth) == (0, 1, 1)
     assert state.backlog_s(0.0) > 1.0
     assert scheduler.place(facts(), 0.0).replica_id == rid(1)  # type: ignore[union-attr]
-    scheduler.told_first_token("g2", 7, 1.5)
+    scheduler.peers.first_token("g2", 7, 1.5)
     assert state.backlog_s(1.5) == 0
     assert state.running == 1
-    scheduler.told_done("g2", 7, 3.0)
-    scheduler.told_done("g2", 7, 3.0)
-    assert (state.told, state.kv_own, state.running) == (0, 0, 0)
+    scheduler.peers.done("g2", 7, 3.0)
+    scheduler.peers.done("g2", 7, 3.0)
+    assert (state.told, state.kv.own, state.running) == (0, 0, 0)
     scheduler.validate()
 
 
 def test_what_was_told_is_not_foreign_in_a_report_again(build: Build) -> None:
     scheduler = build(1)
-    scheduler.told_placed("g2", 1, rid(0), 1000, 1100, True, 0.0)
+    scheduler.peers.placed("g2", 1, rid(0), 1000, 1100, True, 0.0)
     scheduler.report(report(0, 1, 0.1, running=1, waiting=0, kv_use=0.01), 0.1)
     state = scheduler.states()[rid(0)]
-    assert (state.foreign_running, state.foreign_waiting) == (0, 0)
+    assert (state.seen.foreign_running, state.seen.foreign_waiting) == (0, 0)
 
 
 def test_a_lost_peer_takes_its_placements_with_it(build: Build) -> None:
     scheduler = build(3)
     for ref in range(30):
-        scheduler.told_placed("g2", ref, rid(ref % 3), 100, 200, True, 0.0)
-    scheduler.told_placed("g3", 1, rid(0), 100, 200, True, 0.0)
-    scheduler.peer_lost("g2", 1.0)
-    assert scheduler.told() == 1
+        scheduler.peers.placed("g2", ref, rid(ref % 3), 100, 200, True, 0.0)
+    scheduler.peers.placed("g3", 1, rid(0), 100, 200, True, 0.0)
+    scheduler.peers.lost("g2", 1.0)
+    assert len(scheduler.peers) == 1
     assert [scheduler.states()[rid(k)].told for k in range(3)] == [1, 0, 0]
     scheduler.validate()
 
 
 def test_unknown_replicas_and_references_are_ignored(build: Build) -> None:
     scheduler = build(1)
-    scheduler.told_placed("g2", 1, rid(9), 100, 200, True, 0.0)
-    scheduler.told_first_token("g2", 5, 0.0)
-    scheduler.told_done("g2", 5, 0.0)
-    assert scheduler.told() == 0
+    scheduler.peers.placed("g2", 1, rid(9), 100, 200, True, 0.0)
+    scheduler.peers.first_token("g2", 5, 0.0)
+    scheduler.peers.done("g2", 5, 0.0)
+    assert len(scheduler.peers) == 0
 
 
 def test_a_reference_used_again_replaces_the_old_one(build: Build) -> None:
     scheduler = build(2)
-    scheduler.told_placed("g2", 1, rid(0), 100, 200, True, 0.0)
-    scheduler.told_placed("g2", 1, rid(1), 100, 200, True, 0.0)
+    scheduler.peers.placed("g2", 1, rid(0), 100, 200, True, 0.0)
+    scheduler.peers.placed("g2", 1, rid(1), 100, 200, True, 0.0)
     assert [scheduler.states()[rid(k)].told for k in range(2)] == [0, 1]
 
 
@@ -77,9 +77,9 @@ def test_each_place_in_line_is_one_gateways(build: Build) -> None:
     names = [f"g{k}" for k in range(5)]
     schedulers = [build(40) for _ in names]
     for name, scheduler in zip(names, schedulers, strict=True):
-        scheduler.set_gateways(name, names)
+        scheduler.peers.set_gateways(name, names)
     for k in range(40):
-        tolls = sorted(scheduler.states()[rid(k)].toll for scheduler in schedulers)
+        tolls = sorted(scheduler.states()[rid(k)].turf.toll for scheduler in schedulers)
         assert tolls == [0.0, 0.75, 1.0, 1.25, 1.5]
 
 
@@ -88,11 +88,10 @@ def test_gateways_with_the_same_picture_choose_their_own_homes(build: Build) -> 
     chosen = []
     for name in names:
         scheduler = build(32)
-        scheduler.set_gateways(name, names)
-        for k in range(32):
-            scheduler.place(facts(2000), 0.0, [rid(j) for j in range(32) if j != k])
-        for k in range(32):
-            p = scheduler.states()[rid(k)].pending[0]
+        scheduler.peers.set_gateways(name, names)
+        held = [scheduler.place(facts(2000), 0.0, [rid(j) for j in range(32) if j != k]) for k in range(32)]
+        for k, p in enumerate(held):
+            assert isinstance(p, Placement)
             scheduler.first_token(p, 0.25)
             scheduler.release(p, 0.5, Outcome.COMPLETED)
             scheduler.report(report(k, 1, 0.6, running=0, waiting=0, kv_use=0.0), 0.6)
@@ -105,7 +104,7 @@ def test_gateways_with_the_same_picture_choose_their_own_homes(build: Build) -> 
 
 def test_a_full_home_overflows_to_others(build: Build) -> None:
     scheduler = build(8)
-    scheduler.set_gateways("a", ["a", "b"])
+    scheduler.peers.set_gateways("a", ["a", "b"])
     placed = {scheduler.place(facts(4000), 0.0).replica_id for _ in range(8)}  # type: ignore[union-attr]
     assert len(placed) == 8
 
@@ -129,13 +128,13 @@ def test_any_order_of_messages_leaves_nothing_behind(events: list[tuple[str, str
     own: list[Placement] = []
     for now, (kind, peer, ref, k) in enumerate(events):
         if kind == "placed":
-            scheduler.told_placed(peer, ref, rid(k), 100, 150, bool(ref % 2), float(now))
+            scheduler.peers.placed(peer, ref, rid(k), 100, 150, bool(ref % 2), float(now))
         elif kind == "first":
-            scheduler.told_first_token(peer, ref, float(now))
+            scheduler.peers.first_token(peer, ref, float(now))
         elif kind == "done":
-            scheduler.told_done(peer, ref, float(now))
+            scheduler.peers.done(peer, ref, float(now))
         elif kind == "lost":
-            scheduler.peer_lost(peer, float(now))
+            scheduler.peers.lost(peer, float(now))
         else:
             p = scheduler.place(facts(), float(now))
             assert isinstance(p, Placement)
@@ -144,18 +143,18 @@ def test_any_order_of_messages_leaves_nothing_behind(events: list[tuple[str, str
     for p in own:
         scheduler.release(p, 1e3, Outcome.COMPLETED)
     for peer in ("p", "q"):
-        scheduler.peer_lost(peer, 1e3)
+        scheduler.peers.lost(peer, 1e3)
     for state in scheduler.states().values():
         state.validate()
-        assert (state.inflight, state.told, state.decoding, state.pending_s, state.kv_own) == (0, 0, 0, 0, 0)
+        assert (state.inflight, state.told, state.decoding, state.pending_s, state.kv.own) == (0, 0, 0, 0, 0)
 
 
 def test_homes_are_dealt_in_pieces_while_work_goes_on(build: Build) -> None:
     names = [f"g{k}" for k in range(8)]
     scheduler, whole = build(100), build(100)
-    whole.set_gateways("g1", names)
+    whole.peers.set_gateways("g1", names)
     pieces = 0
-    for _ in scheduler.dealing("g1", names):
+    for _ in scheduler.peers.dealing("g1", names):
         pieces += 1
         placement = scheduler.place(facts(), 0.0)
         assert type(placement) is Placement
@@ -163,21 +162,21 @@ def test_homes_are_dealt_in_pieces_while_work_goes_on(build: Build) -> None:
             scheduler.remove(rid(99))
         scheduler.validate()
     assert pieces > 2
-    ranks = {state.id: (state.home, state.toll) for state in whole.states().values() if state.id != rid(99)}
-    assert {state.id: (state.home, state.toll) for state in scheduler.states().values()} == ranks
+    ranks = {state.id: (state.turf.home, state.turf.toll) for state in whole.states().values() if state.id != rid(99)}
+    assert {state.id: (state.turf.home, state.turf.toll) for state in scheduler.states().values()} == ranks
 
 
 def test_with_untold_work_a_gateway_leans_as_one_without_peers_does(build: Build) -> None:
     def tolls(*, untold: bool) -> set[float]:
         scheduler = build(8)
-        scheduler.set_gateways("a", ["a"], untold=untold)
+        scheduler.peers.set_gateways("a", ["a"], untold=untold)
         for seq in range(1, 100):
             for k in range(8):
                 placement = scheduler.place(facts(), seq * 0.2)
                 assert type(placement) is Placement
                 scheduler.report(report(k, seq, seq * 0.2, running=20, waiting=0), seq * 0.2)
                 scheduler.release(placement, seq * 0.2, Outcome.COMPLETED)
-        return {state.away_s for state in scheduler.states().values()}
+        return {state.turf.away_s for state in scheduler.states().values()}
 
     assert tolls(untold=False) == {0.0}
     assert len(tolls(untold=True)) == 8

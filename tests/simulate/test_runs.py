@@ -61,7 +61,7 @@ def test_every_policy_serves_everything_and_leaves_nothing_behind(policy: str) -
     assert stats.errors == {}
     assert simulation.world.open == simulation.world.waiting == 0
     for state in simulation.gateways[0].scheduler.states().values():
-        assert (state.inflight, state.told, state.pending_s, state.kv_own) == (0, 0, 0.0, 0)
+        assert (state.inflight, state.told, state.pending_s, state.kv.own) == (0, 0, 0.0, 0)
 
 
 def test_all_policies_but_oracle_are_the_gateways() -> None:
@@ -74,7 +74,7 @@ def test_conservation_with_gateways_that_tell_each_other() -> None:
     # The last messages are still under way when the last answer ends.
     simulation.world.run_until(simulation.world.now + 1.0)
     for gateway in simulation.gateways:
-        assert gateway.scheduler.told() == 0
+        assert len(gateway.scheduler.peers) == 0
     assert sum(s.placed_total for g in simulation.gateways for s in g.scheduler.states().values()) == stats.all.requests
 
 

@@ -30,8 +30,6 @@ class ReplicaSpec:
         prefill_tokens_per_s: calibrated prefill rate, 0 if unknown (then learned from first bytes).
         decode_step_s: calibrated time of one decode step at batch 1, 0 if unknown.
         kv_bytes_per_token: KV cache bytes one token takes on all ranks, 0 if unknown.
-        net_bytes_per_token: bytes one prompt token sends between nodes (pipeline stages), 0 inside one node.
-        net_mb_s_max: rate of the link that carries them, MB/s, 0 if unknown.
     """
 
     id: ReplicaId
@@ -47,8 +45,6 @@ class ReplicaSpec:
     prefill_tokens_per_s: float = 0.0
     decode_step_s: float = 0.0
     kv_bytes_per_token: float = 0.0
-    net_bytes_per_token: float = 0.0
-    net_mb_s_max: float = 0.0
 
 
 class Report(msgspec.Struct, frozen=True, gc=False):

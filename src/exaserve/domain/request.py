@@ -23,7 +23,6 @@ class RequestFacts:
         prefix: chained hashes of the prompt's leading blocks, shallowest first (see
             :func:`exaserve.scheduling.block_hashes`).
         prompt_bytes: bytes of prompt text, to learn bytes per token from the engine's ``usage``.
-        lora: adapter that the model name stands for, or None.
         priority: larger goes first in the admission queue; 0 is normal.
         tenant: whose request it is, for fairness in the admission queue ("" is the anonymous tenant).
     """
@@ -36,7 +35,6 @@ class RequestFacts:
     session: str | None = None
     prefix: tuple[int, ...] = ()
     prompt_bytes: int = 0
-    lora: str | None = None
     priority: int = 0
     tenant: str = ""
 
@@ -51,7 +49,6 @@ class RequestFacts:
         session: str | None = None,
         prefix: tuple[int, ...] = (),
         prompt_bytes: int = 0,
-        lora: str | None = None,
         priority: int = 0,
         tenant: str = "",
     ) -> None:
@@ -63,7 +60,6 @@ class RequestFacts:
         self.session = session
         self.prefix = prefix
         self.prompt_bytes = prompt_bytes
-        self.lora = lora
         self.priority = priority
         self.tenant = tenant
 

@@ -282,7 +282,7 @@ class Gateway:
 
     def _health_changed(self, replica: ReplicaId, available: bool, reason: str, share: float) -> None:
         state = self.scheduler.states()[replica]
-        was = state.available
+        was = state.standing.available
         self.scheduler.set_health(replica, available, reason, share if available else 1.0)
         if available != was:
             if available:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from exaserve.scheduling.admission import Admission, Ticket
 from exaserve.scheduling.config import AdmissionConfig, SchedulerConfig
-from exaserve.scheduling.ledger import ReplicaState
-from exaserve.scheduling.placement import Candidate, Explanation, Placement, Refusal, RefusalReason
-from exaserve.scheduling.policies import POLICIES, Choice, PolicyContext, PolicyFactory
-from exaserve.scheduling.pool import Pool
+from exaserve.scheduling.explanation import Candidate, Explanation
+from exaserve.scheduling.ledger import ReplicaLedger
+from exaserve.scheduling.placement import Placement, Refusal, RefusalReason
+from exaserve.scheduling.policies import POLICIES, Pick, PolicyContext, PolicyFactory
+from exaserve.scheduling.pool import ModelPool
 from exaserve.scheduling.prefix import BLOCK_BYTES, block_hashes
 from exaserve.scheduling.scheduler import Scheduler
 
@@ -17,15 +18,15 @@ __all__ = [
     "Admission",
     "AdmissionConfig",
     "Candidate",
-    "Choice",
     "Explanation",
+    "ModelPool",
+    "Pick",
     "Placement",
     "PolicyContext",
     "PolicyFactory",
-    "Pool",
     "Refusal",
     "RefusalReason",
-    "ReplicaState",
+    "ReplicaLedger",
     "Scheduler",
     "SchedulerConfig",
     "Ticket",

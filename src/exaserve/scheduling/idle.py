@@ -9,55 +9,64 @@ in a list of their own, maintained with each change of a ledger in constant time
 from __future__ import annotations
 
 from random import Random
-from typing import TYPE_CHECKING
+from typing import Generic, TypeVar
 
-if TYPE_CHECKING:
-    from exaserve.scheduling.ledger import ReplicaState
-
-__all__ = ["IdleSet"]
+__all__ = ["IdleSet", "Idler"]
 
 
-class IdleSet:
+class Idler:
+    """What can stand in an idle set: it knows its place there, -1 while it is not idle."""
+
+    __slots__ = ("idle_at",)
+
+    def __init__(self) -> None:
+        self.idle_at = -1
+
+
+T = TypeVar("T", bound=Idler)
+
+
+class IdleSet(Generic[T]):
     """The idle ones among the replicas that serve the same models, on this gateway's home or on others'.
 
     Attributes:
-        states: in no order that means anything. Each knows its place (``ReplicaState.idle_at``).
+        members: in no order that means anything.
     """
 
-    __slots__ = ("home", "states")
+    __slots__ = ("home", "members")
 
     def __init__(self, *, home: bool) -> None:
         self.home = home
-        self.states: list[ReplicaState] = []
+        self.members: list[T] = []
 
-    def add(self, state: ReplicaState) -> None:
-        state.idle_at = len(self.states)
-        self.states.append(state)
+    def add(self, member: T) -> None:
+        member.idle_at = len(self.members)
+        self.members.append(member)
 
-    def discard(self, state: ReplicaState) -> None:
-        """Takes ``state`` out; the last one gets its place."""
-        at = state.idle_at
+    def discard(self, member: T) -> None:
+        """Takes ``member`` out; the last one gets its place."""
+        at = member.idle_at
         if at < 0:
             return
-        last = self.states.pop()
-        if last is not state:
-            self.states[at] = last
+        last = self.members.pop()
+        if last is not member:
+            self.members[at] = last
             last.idle_at = at
-        state.idle_at = -1
+        member.idle_at = -1
 
-    def draw(self, count: int, rng: Random, into: list[ReplicaState]) -> int:
+    def draw(self, count: int, rng: Random, into: list[T]) -> int:
         """Appends up to ``count`` different members to ``into``, neighbours from a random place on; how many."""
-        states = self.states
-        n = len(states)
+        members = self.members
+        n = len(members)
         if n <= count:
-            into.extend(states)
+            into.extend(members)
             return n
         start = int(rng.random() * n)
         end = start + count
-        into.extend(states[start:end])
+        into.extend(members[start:end])
         if end > n:
-            into.extend(states[: end - n])
+            into.extend(members[: end - n])
         return count
 
     def validate(self) -> None:
-        assert all(state.idle_at == at for at, state in enumerate(self.states))
+        assert all(member.idle_at == at for at, member in enumerate(self.members))

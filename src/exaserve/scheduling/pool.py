@@ -10,9 +10,9 @@ from hashlib import blake2b
 from exaserve.domain.replica import ReplicaId
 from exaserve.scheduling.idle import IdleSet
 from exaserve.scheduling.learning import ModelStats
-from exaserve.scheduling.ledger import ReplicaState
+from exaserve.scheduling.ledger import ReplicaLedger
 
-__all__ = ["HashRing", "Pool", "session_hash"]
+__all__ = ["HashRing", "ModelPool", "session_hash"]
 
 
 def session_hash(key: str) -> int:
@@ -57,7 +57,7 @@ class HashRing:
                 yield replica
 
 
-class Pool:
+class ModelPool:
     """Members of one model's pool.
 
     Attributes:
@@ -83,10 +83,10 @@ class Pool:
 
     def __init__(self, model: str, ring_vnodes: int) -> None:
         self.model = model
-        self.members: dict[ReplicaId, ReplicaState] = {}
-        self.by_index: dict[int, ReplicaState] = {}
-        self._eligible: list[ReplicaState] | None = []
-        self.idle: list[IdleSet] = []
+        self.members: dict[ReplicaId, ReplicaLedger] = {}
+        self.by_index: dict[int, ReplicaLedger] = {}
+        self._eligible: list[ReplicaLedger] | None = []
+        self.idle: list[IdleSet[ReplicaLedger]] = []
         self.inflight = 0
         self.stats = ModelStats()
         self.version = 0
@@ -101,16 +101,16 @@ class Pool:
             self._ring.fill(self.members)
         return self._ring
 
-    def add(self, state: ReplicaState) -> None:
-        self.members[state.id] = state
-        self.by_index[state.index] = state
+    def add(self, ledger: ReplicaLedger) -> None:
+        self.members[ledger.id] = ledger
+        self.by_index[ledger.index] = ledger
         if self._ring is not None:
-            self._ring.add(state.id)
+            self._ring.add(ledger.id)
         self.changed()
 
     def remove(self, replica: ReplicaId) -> None:
-        state = self.members.pop(replica)
-        self.by_index.pop(state.index, None)
+        ledger = self.members.pop(replica)
+        self.by_index.pop(ledger.index, None)
         if self._ring is not None:
             self._ring.remove(replica)
         self.changed()
@@ -123,7 +123,7 @@ class Pool:
         self._eligible = None
 
     @property
-    def eligible(self) -> list[ReplicaState]:
+    def eligible(self) -> list[ReplicaLedger]:
         """Members that may take requests in principle, in order of joining."""
         eligible = self._eligible
         if eligible is None:
@@ -134,5 +134,5 @@ class Pool:
         return eligible
 
 
-def _away(idle: IdleSet) -> bool:
+def _away(idle: IdleSet[ReplicaLedger]) -> bool:
     return not idle.home

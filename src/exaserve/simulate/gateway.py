@@ -94,7 +94,7 @@ class SimGateway:
         """Learns of the other gateways."""
         if len(gateways) > 1:
             if homes:
-                self.scheduler.set_gateways(self.name, [each.name for each in gateways])
+                self.scheduler.peers.set_gateways(self.name, [each.name for each in gateways])
             if self._told_s is not None:
                 self._peers = [each for each in gateways if each is not self]
 
@@ -304,15 +304,15 @@ class SimGateway:
     def _tell_placed(self, now: float, placement: Placement, ref: int) -> None:
         tokens, kv = placement.tokens, placement.kv_tokens
         for peer in self._peers:
-            peer.scheduler.told_placed(self.name, ref, placement.replica_id, tokens, kv, placement.stream, now)
+            peer.scheduler.peers.placed(self.name, ref, placement.replica_id, tokens, kv, placement.stream, now)
 
     def _tell_first(self, now: float, ref: int, _: object) -> None:
         for peer in self._peers:
-            peer.scheduler.told_first_token(self.name, ref, now)
+            peer.scheduler.peers.first_token(self.name, ref, now)
 
     def _tell_done(self, now: float, ref: int, _: object) -> None:
         for peer in self._peers:
-            peer.scheduler.told_done(self.name, ref, now)
+            peer.scheduler.peers.done(self.name, ref, now)
 
     # -- health -----------------------------------------------------------------------------------------------------
     def add(self, replica: SimReplica, now: float, *, known: bool) -> None:
@@ -336,7 +336,7 @@ class SimGateway:
         self.scheduler.remove(replica)
 
     def _health_changed(self, replica: ReplicaId, available: bool, reason: str, share: float) -> None:
-        before = self.scheduler.states()[replica].available
+        before = self.scheduler.states()[replica].standing.available
         self.scheduler.set_health(replica, available, reason, share if available else 1.0)
         if before and not available:
             self.world.at(self.world.now, self._evacuate, replica)
@@ -438,7 +438,8 @@ class SimGateway:
 
     def _reported(self, now: float, report: Report, _: object) -> None:
         replica = report.replica
-        last = self.scheduler.last_report(replica)
+        ledger = self.scheduler.states().get(replica)
+        last = None if ledger is None else ledger.seen.report
         if last is not None:
             grown = _tokens(report) - _tokens(last)
             if grown < 0:

@@ -8,7 +8,7 @@ from collections.abc import Collection, Mapping
 
 from exaserve.domain.replica import ReplicaId
 from exaserve.domain.request import RequestFacts
-from exaserve.scheduling import Choice, PolicyContext, PolicyFactory, Pool
+from exaserve.scheduling import ModelPool, Pick, PolicyContext, PolicyFactory
 from exaserve.simulate.replica import SimReplica
 
 __all__ = ["ORACLE", "Oracle", "oracle"]
@@ -24,7 +24,7 @@ class Oracle:
     def __init__(self, replicas: Mapping[ReplicaId, SimReplica]) -> None:
         self._replicas = replicas
 
-    def pick(self, pool: Pool, facts: RequestFacts, now: float, exclude: Collection[ReplicaId]) -> Choice | None:
+    def pick(self, pool: ModelPool, facts: RequestFacts, now: float, exclude: Collection[ReplicaId]) -> Pick | None:
         need = facts.prompt_tokens + facts.output_tokens
         replicas = self._replicas
         best, least = None, math.inf
@@ -40,7 +40,7 @@ class Oracle:
                     cost += 10.0
                 if cost < least:
                     best, least = state, cost
-        return None if best is None else Choice(best, least, 0)
+        return None if best is None else Pick(best, least, 0)
 
 
 def oracle(replicas: Mapping[ReplicaId, SimReplica]) -> PolicyFactory:

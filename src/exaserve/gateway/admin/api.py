@@ -54,7 +54,7 @@ from exaserve.gateway.fleet.telemetry import Telemetry
 from exaserve.gateway.peers.peering import Peering
 from exaserve.health import HealthBook
 from exaserve.observe import EventLog, GatewayMetrics
-from exaserve.scheduling import Admission, ReplicaState, Scheduler, block_hashes
+from exaserve.scheduling import Admission, ReplicaLedger, Scheduler, block_hashes
 
 __all__ = ["AdminServer", "Control", "build_admin"]
 
@@ -195,13 +195,13 @@ class _Admin:
         state = self._state(request)
         return _json(self._row(state, self._control.metrics.requests_by_replica().get(state.id, 0)))
 
-    def _row(self, state: ReplicaState, requests: int) -> dict[str, Any]:
+    def _row(self, state: ReplicaLedger, requests: int) -> dict[str, Any]:
         control = self._control
         now = control.clock()
         spec = state.spec
         health = control.health.view(state.id, now)
         polling = control.telemetry.view(state.id)
-        report = state.last_report if state.report_fresh else None
+        report = state.seen.report if state.seen.fresh else None
         return {
             "id": state.id,
             "url": state.url,
@@ -213,11 +213,11 @@ class _Admin:
             "state_for_s": now - health.since,
             "reason": health.reason,
             "eligible": state.eligible,
-            "why_not": state.why_not_eligible(),
-            "draining": state.draining,
-            "weight": state.weight,
-            "forced_score": _finite(state.forced),
-            "share": state.ramp if state.available else 0.0,
+            "why_not": state.standing.why_not(),
+            "draining": state.standing.draining,
+            "weight": state.standing.weight,
+            "forced_score": _finite(state.standing.forced),
+            "share": state.standing.ramp if state.standing.available else 0.0,
             "suspect": state.id in control.telemetry.suspects,
             "ejections": health.ejections,
             "consecutive_failures": health.consecutive_failures,
@@ -230,7 +230,7 @@ class _Admin:
                 "pending": len(state.pending),
                 "pending_s": state.pending_s,
                 "decoding": state.decoding,
-                "kv_tokens": state.kv_own,
+                "kv_tokens": state.kv.own,
                 "placed_total": state.placed_total,
             },
             "running": report.running if report else None,
@@ -238,7 +238,7 @@ class _Admin:
             "kv_use": report.kv_use if report else None,
             "prefix_hits_total": report.prefix_hits_total if report else None,
             "prefix_queries_total": report.prefix_queries_total if report else None,
-            "kv_tokens_max": int(state.kv_max) or None,
+            "kv_tokens_max": int(state.kv.max) or None,
             "report_age_s": state.report_age(now),
             "signals_missing": polling.missing,
             "telemetry_error": polling.error,
@@ -353,14 +353,14 @@ class _Admin:
         self._control.log.info("admin_change", what="policy", policy=asked.policy, client=_client(request))
         return _json({"policy": self._control.scheduler.policy_name})
 
-    def _did(self, request: Request, state: ReplicaState, **fields: object) -> Response:
+    def _did(self, request: Request, state: ReplicaLedger, **fields: object) -> Response:
         """Tells the log, lets queued requests have another look, and shows the replica as it is now."""
         what = request.url.path.rsplit("/", 1)[-1]
         self._control.log.info("admin_change", what=what, replica=state.id, client=_client(request), **fields)
         self._control.core.wake()
         return _json(self._row(state, self._control.metrics.requests_by_replica().get(state.id, 0)))
 
-    def _state(self, request: Request) -> ReplicaState:
+    def _state(self, request: Request) -> ReplicaLedger:
         replica = ReplicaId(request.path_params["replica"])
         state = self._control.scheduler.states().get(replica)
         if state is None:

@@ -9,7 +9,7 @@ from exaserve.domain.replica import ReplicaId
 from exaserve.domain.request import RequestFacts
 from exaserve.health import HealthBook, State
 from exaserve.observe import Family, labels
-from exaserve.scheduling import ReplicaState, Scheduler
+from exaserve.scheduling import ReplicaLedger, Scheduler
 from exaserve.scheduling.entropy import cost, terms
 
 __all__ = ["ReplicaGauges", "entropy_terms"]
@@ -18,7 +18,7 @@ _NOMINAL = RequestFacts(model="", prompt_tokens=1, output_tokens=0)
 """Prices a replica as it stands: what the smallest request would wait for."""
 
 
-def entropy_terms(state: ReplicaState, now: float) -> dict[str, float]:
+def entropy_terms(state: ReplicaLedger, now: float) -> dict[str, float]:
     """The replica's entropy by term and in ``total_s``, seconds, for the smallest request; infinities included."""
     parts = terms(state, _NOMINAL, 0.0, now)
     return parts | {"total_s": cost(state, _NOMINAL, 0.0, now)}
@@ -68,10 +68,10 @@ class ReplicaGauges:
                 state_of.add(1, text.states[name])
                 ejections.add(count, head)
             eligible.add(int(state.eligible), head)
-            share.add(state.ramp * state.weight, head)
+            share.add(state.standing.ramp * state.standing.weight, head)
             inflight.add(state.inflight, head)
             pending.add(state.pending_s, head)
-            kv_own.add(state.kv_own, head)
+            kv_own.add(state.kv.own, head)
             _reported(state, head, now, reported)
             for term, value in entropy_terms(state, now).items():
                 if term[-2:] == "_s" and value < math.inf:
@@ -102,14 +102,14 @@ class _Labels:
         return text
 
 
-def _reported(state: ReplicaState, head: str, now: float, families: tuple[Family, Family, Family, Family]) -> None:
+def _reported(state: ReplicaLedger, head: str, now: float, families: tuple[Family, Family, Family, Family]) -> None:
     """What the last report says. An unknown figure has no sample: it is not zero."""
     running, waiting, kv_use, age = families
-    report = state.last_report
+    report = state.seen.report
     if report is None:
         return
-    age.add(now - state.reported_at, head)
-    if not state.report_fresh:
+    age.add(now - state.seen.at, head)
+    if not state.seen.fresh:
         return
     if report.running is not None:
         running.add(report.running, head)

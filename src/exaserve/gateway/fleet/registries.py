@@ -172,7 +172,7 @@ class Registries:
     def _answers(self, replica: ReplicaId) -> bool:
         """Whether it answers its probes."""
         state = self._scheduler.states().get(replica)
-        return state is not None and state.available
+        return state is not None and state.standing.available
 
     def give_up(self, replica: ReplicaId, to: str) -> None:
         """Someone with a better claim names this id from now on."""

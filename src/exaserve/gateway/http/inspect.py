@@ -87,7 +87,6 @@ def inspect(request: Request, route: Route, estimator: Estimator) -> RequestFact
         _header_session(request) if request.session else _session(body),
         block_hashes(text),
         prompt_bytes,
-        None,
         _priority(request.priority) if request.priority else 0,
     )
 

@@ -161,7 +161,7 @@ class Link(asyncio.Protocol):
     def deafen(self, now: float) -> None:
         """Nothing that the peer tells is believed from here on, and what it told is forgotten."""
         self.deaf = True
-        self.owner.scheduler.peer_lost(self.peer, now)
+        self.owner.scheduler.peers.lost(self.peer, now)
 
     def listen(self) -> None:
         """Asks for the whole picture, from which on the peer is believed again."""
@@ -192,7 +192,7 @@ class Link(asyncio.Protocol):
         elif isinstance(frame, Define):
             self._replicas[frame.number] = ReplicaId(frame.replica)
         elif kind is Reset:
-            scheduler.peer_lost(self.peer, now)
+            scheduler.peers.lost(self.peer, now)
             self._replicas.clear()
             self.deaf = self.lag.slow
         elif kind is Want:
@@ -204,15 +204,15 @@ class Link(asyncio.Protocol):
             if replica is None:
                 raise FrameError("a replica's number was not defined")
             at = self._event_at - frame.age_s
-            scheduler.told_placed(
+            scheduler.peers.placed(
                 self.peer, frame.ref, replica, frame.tokens, frame.kv_tokens, bool(frame.flags & STREAM), at
             )
             if frame.flags & DECODING:
-                scheduler.told_first_token(self.peer, frame.ref, at)
+                scheduler.peers.first_token(self.peer, frame.ref, at)
         elif kind is First:
-            scheduler.told_first_token(self.peer, frame.ref, self._event_at)  # type: ignore[union-attr]
+            scheduler.peers.first_token(self.peer, frame.ref, self._event_at)  # type: ignore[union-attr]
         elif kind is Done:
-            scheduler.told_done(self.peer, frame.ref, self._event_at)  # type: ignore[union-attr]
+            scheduler.peers.done(self.peer, frame.ref, self._event_at)  # type: ignore[union-attr]
         else:
             raise FrameError("a second greeting")
 

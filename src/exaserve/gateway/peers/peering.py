@@ -159,7 +159,7 @@ class Peering:
             self.url = join_address(listen[0], port)
             await self._server.start_serving()
         self._log.info("peering", name=self.name, listen=self.url, peers=len(self._addresses))
-        self.scheduler.set_gateways(self.name, [self.name])
+        self.scheduler.peers.set_gateways(self.name, [self.name])
         self._dialers = [loop.create_task(self._keep(host, port)) for host, port in self._addresses]
         self._tick_due = self.clock() + TICK_S
         self._timer = loop.call_later(TICK_S, self._tick)
@@ -318,12 +318,12 @@ class Peering:
         self.outbox.listening = bool(self._links)
         if not self.outbox.listening:
             self.outbox.take()
-        told = self.scheduler.told()
-        self.scheduler.peer_lost(link.peer, self.clock())
+        told = len(self.scheduler.peers)
+        self.scheduler.peers.lost(link.peer, self.clock())
         self.losses_total += 1
         if not self._stopping:
             self._log.warning(
-                "peer_lost", peer=link.peer, why=link.why, placements_forgotten=told - self.scheduler.told()
+                "peer_lost", peer=link.peer, why=link.why, placements_forgotten=told - len(self.scheduler.peers)
             )
             self._homes_soon()
             if self.on_change is not None:
@@ -337,7 +337,7 @@ class Peering:
         self._homes_timer = None
         near = [link.peer for link in self._links.values() if not link.lag.slow]
         untold = len(near) < len(self._links)
-        self._deal(self.scheduler.dealing(self.name, [self.name, *near], untold=untold))
+        self._deal(self.scheduler.peers.dealing(self.name, [self.name, *near], untold=untold))
 
     def _deal(self, dealing: Iterator[None]) -> None:
         """A piece in each turn of the loop; a new deal ends the one before, where that is not through yet."""
@@ -368,7 +368,7 @@ class Peering:
                 address=link.address,
                 dialed=link.dialed is not None,
                 connected_s=now - link.opened_at,
-                told=self.scheduler.told(link.peer),
+                told=self.scheduler.peers.count(link.peer),
                 received=link.received,
                 sent_bytes=link.sent_bytes,
                 lag_s=link.lag.lag_s,
@@ -384,7 +384,7 @@ class Peering:
             "name": self.name,
             "expected": self.expected(),
             "connected": len(self._links),
-            "told_in_flight": self.scheduler.told(),
+            "told_in_flight": len(self.scheduler.peers),
             "own_in_flight": len(self.outbox),
             "told_total": self.outbox.told_total,
             "losses_total": self.losses_total,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from exaserve.scheduling.policies.base import Choice, Policy, PolicyContext, PolicyFactory
+from exaserve.scheduling.policies.base import Pick, Policy, PolicyContext, PolicyFactory
 from exaserve.scheduling.policies.consistent_hash import ConsistentHash, Hybrid
 from exaserve.scheduling.policies.entropy import Entropy
 from exaserve.scheduling.policies.least import LeastLoaded, connections, outstanding_tokens, weighted_connections
@@ -11,7 +11,7 @@ from exaserve.scheduling.policies.power_of_two import PowerOfTwo
 from exaserve.scheduling.policies.random_choice import RandomChoice
 from exaserve.scheduling.policies.round_robin import RoundRobin
 
-__all__ = ["POLICIES", "Choice", "Policy", "PolicyContext", "PolicyFactory"]
+__all__ = ["POLICIES", "Pick", "Policy", "PolicyContext", "PolicyFactory"]
 
 POLICIES: dict[str, PolicyFactory] = {
     "entropy": Entropy,

@@ -14,9 +14,9 @@ from collections.abc import Collection
 from exaserve.domain.replica import ReplicaId
 from exaserve.domain.request import RequestFacts
 from exaserve.scheduling.filters import may_take
-from exaserve.scheduling.policies.base import Choice, PolicyContext
+from exaserve.scheduling.policies.base import Pick, PolicyContext
 from exaserve.scheduling.policies.power_of_two import PowerOfTwo
-from exaserve.scheduling.pool import Pool, session_hash
+from exaserve.scheduling.pool import ModelPool, session_hash
 
 __all__ = ["ConsistentHash", "Hybrid"]
 
@@ -37,7 +37,7 @@ class ConsistentHash:
         self._bound = context.config.bounded_load
         self._fallback = PowerOfTwo(context)
 
-    def pick(self, pool: Pool, facts: RequestFacts, now: float, exclude: Collection[ReplicaId]) -> Choice | None:
+    def pick(self, pool: ModelPool, facts: RequestFacts, now: float, exclude: Collection[ReplicaId]) -> Pick | None:
         key = _key_hash(facts)
         if key is None:
             self._context.missing("session")
@@ -45,9 +45,9 @@ class ConsistentHash:
         mean = (pool.inflight + 1) / max(len(pool.eligible), 1)
         bound = math.ceil(self._bound * mean)
         for replica in pool.ring.walk(key):
-            state = pool.members[replica]
-            if state.eligible and replica not in exclude and state.inflight < bound and may_take(state, facts):
-                return Choice(state, 0.0, 0)
+            ledger = pool.members[replica]
+            if ledger.eligible and replica not in exclude and ledger.inflight < bound and may_take(ledger, facts):
+                return Pick(ledger, 0.0, 0)
         return self._fallback.pick(pool, facts, now, exclude)
 
 
@@ -61,7 +61,7 @@ class Hybrid:
         self._bound = context.config.bounded_load
         self._two = PowerOfTwo(context)
 
-    def pick(self, pool: Pool, facts: RequestFacts, now: float, exclude: Collection[ReplicaId]) -> Choice | None:
+    def pick(self, pool: ModelPool, facts: RequestFacts, now: float, exclude: Collection[ReplicaId]) -> Pick | None:
         other = self._two.pick(pool, facts, now, exclude)
         key = _key_hash(facts)
         if key is None or other is None:
@@ -70,7 +70,7 @@ class Hybrid:
             home = pool.members[replica]
             if not home.eligible or replica in exclude or not may_take(home, facts):
                 continue
-            if home.inflight <= self._bound * (other.state.inflight + 1):
-                return Choice(home, 0.0, 0)
+            if home.inflight <= self._bound * (other.ledger.inflight + 1):
+                return Pick(home, 0.0, 0)
             break
         return other

@@ -11,8 +11,8 @@ from collections.abc import Collection
 from exaserve.domain.replica import ReplicaId
 from exaserve.domain.request import RequestFacts
 from exaserve.scheduling.entropy import literal_score
-from exaserve.scheduling.policies.base import Choice, PolicyContext, allowed
-from exaserve.scheduling.pool import Pool
+from exaserve.scheduling.policies.base import Pick, PolicyContext, allowed
+from exaserve.scheduling.pool import ModelPool
 
 __all__ = ["Literal"]
 
@@ -23,15 +23,15 @@ class Literal:
     def __init__(self, context: PolicyContext) -> None:
         self._context = context
 
-    def pick(self, pool: Pool, facts: RequestFacts, now: float, exclude: Collection[ReplicaId]) -> Choice | None:
+    def pick(self, pool: ModelPool, facts: RequestFacts, now: float, exclude: Collection[ReplicaId]) -> Pick | None:
         best = None
         least = float("inf")
-        for state in allowed(pool, facts, exclude):
-            score, known = literal_score(state)
+        for ledger in allowed(pool, facts, exclude):
+            score, known = literal_score(ledger)
             if not known:
                 self._context.missing("literal_score")
-            if state.forced is not None:
-                score = state.forced
+            if ledger.standing.forced is not None:
+                score = ledger.standing.forced
             if best is None or score < least:
-                best, least = state, score
-        return None if best is None else Choice(best, 0.0, 0)
+                best, least = ledger, score
+        return None if best is None else Pick(best, 0.0, 0)

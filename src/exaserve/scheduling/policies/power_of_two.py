@@ -8,15 +8,15 @@ from collections.abc import Collection
 from exaserve.domain.replica import ReplicaId
 from exaserve.domain.request import RequestFacts
 from exaserve.scheduling.filters import may_take
-from exaserve.scheduling.ledger import ReplicaState
-from exaserve.scheduling.policies.base import Choice, PolicyContext, allowed
-from exaserve.scheduling.pool import Pool
+from exaserve.scheduling.ledger import ReplicaLedger
+from exaserve.scheduling.policies.base import Pick, PolicyContext, allowed
+from exaserve.scheduling.pool import ModelPool
 
 __all__ = ["PowerOfTwo"]
 
 
-def _load(state: ReplicaState) -> float:
-    return (state.inflight + state.foreign_running + state.foreign_waiting + 1) * state.penalty
+def _load(ledger: ReplicaLedger) -> float:
+    return (ledger.inflight + ledger.seen.foreign_running + ledger.seen.foreign_waiting + 1) * ledger.penalty
 
 
 class PowerOfTwo:
@@ -25,7 +25,7 @@ class PowerOfTwo:
     def __init__(self, context: PolicyContext) -> None:
         self._rng = context.rng
 
-    def pick(self, pool: Pool, facts: RequestFacts, now: float, exclude: Collection[ReplicaId]) -> Choice | None:
+    def pick(self, pool: ModelPool, facts: RequestFacts, now: float, exclude: Collection[ReplicaId]) -> Pick | None:
         eligible = pool.eligible
         if not eligible:
             return None
@@ -37,4 +37,4 @@ class PowerOfTwo:
             if not drawn:
                 return None
             drawn = [rng.choice(drawn), rng.choice(drawn)]
-        return Choice(min(drawn, key=_load), 0.0, 0)
+        return Pick(min(drawn, key=_load), 0.0, 0)

@@ -7,8 +7,8 @@ from collections.abc import Collection
 
 from exaserve.domain.replica import ReplicaId
 from exaserve.domain.request import RequestFacts
-from exaserve.scheduling.policies.base import Choice, PolicyContext, drawn
-from exaserve.scheduling.pool import Pool
+from exaserve.scheduling.policies.base import Pick, PolicyContext, drawn
+from exaserve.scheduling.pool import ModelPool
 
 __all__ = ["RandomChoice"]
 
@@ -19,6 +19,6 @@ class RandomChoice:
     def __init__(self, context: PolicyContext) -> None:
         self._context = context
 
-    def pick(self, pool: Pool, facts: RequestFacts, now: float, exclude: Collection[ReplicaId]) -> Choice | None:
-        states = drawn(self._context, pool, facts, exclude)
-        return Choice(self._context.rng.choice(states), 0.0, 0) if states else None
+    def pick(self, pool: ModelPool, facts: RequestFacts, now: float, exclude: Collection[ReplicaId]) -> Pick | None:
+        ledgers = drawn(self._context, pool, facts, exclude)
+        return Pick(self._context.rng.choice(ledgers), 0.0, 0) if ledgers else None
