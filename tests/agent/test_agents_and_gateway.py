@@ -109,7 +109,7 @@ async def world(nodes: int = 2, replicas: int = 2, *, in_file: bool = True, **se
         await asyncio.gather(*(agent.stop(0.0) for agent in made.agents))
         await made.gateway.stop(0.0)
         made.gateway.scheduler.validate()
-        made.gateway.health.validate()
+        made.gateway.fleet.validate()
 
 
 async def ask(gateway: Gateway, **more) -> httpx.Response:
@@ -161,7 +161,7 @@ async def test_an_agent_that_is_killed_takes_its_replicas_out_and_brings_them_ba
         await until(lambda: back.ready() == 2)
         await until(lambda: len(w.eligible()) == 4)
         assert w.state("node1/r0").ramp < 0.5, "a slow start, not a flood"
-        assert w.gateway.health.view(ReplicaId("node1/r0")).state == "ramping"
+        assert w.gateway.fleet.view(ReplicaId("node1/r0")).state == "ramping"
 
 
 async def test_silence_counts_as_loss() -> None:

@@ -78,7 +78,7 @@ async def test_a_node_that_is_cut_off_is_out_and_comes_back(link, tmp_path) -> N
         await asyncio.sleep(2.5)
         ip("link", "set", link, "up")
         await until(lambda: "far/r0" in eligible())
-        assert gateway.health.view(ReplicaId("far/r0")).state == "ramping"
+        assert gateway.fleet.view(ReplicaId("far/r0")).state == "ramping"
         assert gateway.scheduler.states()[ReplicaId("far/r0")].standing.ramp < 0.6
     finally:
         for process in (far, near):

@@ -65,7 +65,7 @@ async def running(*engines: FakeEngine, token: str | None = None, **settings: An
     finally:
         await gateway.stop(0.0)
         gateway.metrics.validate()
-        gateway.health.validate()
+        gateway.fleet.validate()
         gateway.scheduler.validate()
         assert gateway.core.inflight() == 0
 

@@ -15,9 +15,10 @@ from tests.gateway.running import until
 
 from exaserve.domain.replica import ReplicaId, ReplicaSpec
 from exaserve.gateway.fleet.probes import Probes
-from exaserve.health import HealthBook, HealthConfig
+from exaserve.health import HealthConfig
 from exaserve.observe import null_log
 from exaserve.scheduling import Scheduler, SchedulerConfig
+from exaserve.serving.fleet import Fleet
 
 R = ReplicaId("r0")
 CONFIG = HealthConfig(probe_interval_s=0.1, probe_timeout_s=60.0, probe_limit_s=60.0, probe_fast_s=0.05, open_s=0.05)
@@ -35,27 +36,24 @@ class Probed:
         config: HealthConfig = CONFIG,
     ) -> None:
         self.scheduler = Scheduler(SchedulerConfig(), Random(0))
-        self.health = HealthBook(config, lambda r, up, why, share: self.scheduler.set_health(r, up, why, share or 1.0))
+        self.fleet = Fleet(self.scheduler, config, lambda: None)
         self.changes = 0
-        self.probes = Probes(self.scheduler, self.health, null_log(), self._changed, api_key=api_key)
+        self.probes = Probes(self.fleet, null_log(), self._changed, api_key=api_key)
         for index, one in enumerate(engines):
             spec = ReplicaSpec(ReplicaId(f"r{index}"), one.url, models=models, engine=engine)
-            now = time.monotonic()
-            self.scheduler.add(spec, now)
-            self.probes.add(spec)
-            self.health.add(spec.id, now)
+            self.fleet.add(spec, time.monotonic())
         self.probes.start()
 
     def _changed(self) -> None:
         self.changes += 1
 
     def state(self, replica: ReplicaId = R) -> str:
-        return self.health.view(replica).state
+        return self.fleet.view(replica).state
 
     async def until(self, condition: Callable[[], object], timeout_s: float = 20.0) -> None:
         end = time.monotonic() + timeout_s
         while not condition():
-            assert time.monotonic() < end, self.health.view(R)
+            assert time.monotonic() < end, self.fleet.view(R)
             await asyncio.sleep(0.005)
 
 
@@ -113,7 +111,7 @@ async def test_without_names_a_model_list_is_needed(answer):
     async with FakeEngine() as engine:
         engine.answers["/v1/models"] = answer
         probed = Probed(engine, config=HASTY)
-        await probed.until(lambda: probed.health.view(R).strikes >= 1)
+        await probed.until(lambda: probed.fleet.view(R).strikes >= 1)
         assert probed.state() == "unknown"
         assert engine.asked["/v1/completions"] == 0
         await probed.probes.stop()
@@ -155,10 +153,10 @@ async def test_being_alive_is_not_enough_where_the_model_is_not_listed():
     async with FakeEngine() as engine:
         engine.answers["/v1/completions"] = (404, b'{"error":"no such model"}')
         probed = Probed(engine, models=("other",))
-        await probed.until(lambda: probed.health.view(R).strikes >= 2)
+        await probed.until(lambda: probed.fleet.view(R).strikes >= 2)
         assert probed.state() == "unknown"
         assert engine.asked["/health"] == 0
-        assert "no such model" in probed.health.view(R).reason or "not here" in probed.health.view(R).reason
+        assert "no such model" in probed.fleet.view(R).reason or "not here" in probed.fleet.view(R).reason
         await probed.probes.stop()
 
 
@@ -167,9 +165,7 @@ async def test_a_removed_replica_gets_no_verdict():
         engine.answers["/v1/completions"] = "hang"
         probed = Probed(engine, config=HASTY)
         await probed.until(lambda: engine.asked["/v1/completions"])
-        probed.probes.remove(R)
-        probed.health.remove(R)
-        probed.scheduler.remove(R)
+        probed.fleet.remove(R)
         await asyncio.sleep(1.5)
         assert engine.asked["/v1/completions"] == 1
         await probed.probes.stop()
@@ -200,6 +196,6 @@ async def test_refused_key_says_what_to_do():
         engine.answers["/v1/models"] = (401, b'{"error":"Unauthorized"}')
         probed = Probed(engine)
         await probed.until(lambda: engine.asked["/v1/models"] >= 2)
-        await probed.until(lambda: "--engine-api-key-file" in probed.health.view(R).reason)
+        await probed.until(lambda: "--engine-api-key-file" in probed.fleet.view(R).reason)
         assert not any(b"Authorization" in head for head in engine.heads)
         await probed.probes.stop()

@@ -47,7 +47,7 @@ async def running(discovery: DiscoverySettings, *urls: str, health: HealthConfig
     finally:
         await gateway.stop(0.0)
         gateway.scheduler.validate()
-        gateway.health.validate()
+        gateway.fleet.validate()
 
 
 def consul_of(consul: FakeConsul) -> DiscoverySettings:

@@ -10,15 +10,16 @@ from random import Random
 
 import pytest
 from tests.engines.shapes import LLAMACPP, TRTLLM, vllm_now
-from tests.gateway.dataplane import COMPILED
 from tests.gateway.fake_engine import FakeEngine
 
 from exaserve.config import TelemetrySettings
 from exaserve.domain.replica import ReplicaId, ReplicaSpec
 from exaserve.gateway.fleet.telemetry import Telemetry
-from exaserve.health import HealthBook, HealthConfig
+from exaserve.health import HealthConfig
 from exaserve.observe import EventLog
 from exaserve.scheduling import Scheduler, SchedulerConfig
+from exaserve.serving.fleet import Fleet
+from exaserve.serving.member import ChangeKind
 
 SETTINGS = TelemetrySettings(interval_s=0.05, timeout_s=60.0)
 HASTY = TelemetrySettings(interval_s=0.05, timeout_s=0.3)
@@ -31,15 +32,11 @@ class Watched:
         self.lines: list[str] = []
         self.reports = 0
         self.scheduler = Scheduler(SchedulerConfig(), Random(0))
-        self.health = HealthBook(HealthConfig(), lambda *_: None)
-        self.telemetry = Telemetry(
-            settings, self.scheduler, self.health, EventLog(self.lines.append, burst_max=1000), self._reported
-        )
+        self.fleet = Fleet(self.scheduler, HealthConfig(), lambda: None)
+        self.telemetry = Telemetry(settings, self.fleet, EventLog(self.lines.append, burst_max=1000), self._reported)
         for index, one in enumerate(engines):
             spec = ReplicaSpec(ReplicaId(f"r{index}"), one.url, models=("m",), engine=engine)
-            now = time.monotonic()
-            self.scheduler.add(spec, now)
-            self.health.add(spec.id, now)
+            self.fleet.add(spec, time.monotonic())
             self.telemetry.add(spec)
 
     def _reported(self) -> None:
@@ -164,23 +161,32 @@ async def test_another_engine_at_the_same_address_is_noticed():
         watched.telemetry.stop()
 
 
-@pytest.mark.skipif(COMPILED, reason="replaces a method of a compiled class")
 async def test_counters_that_fell_mean_a_restart_and_counters_that_grew_mean_life():
     async with FakeEngine() as engine:
         watched = Watched(engine)
-        progressed: list[ReplicaId] = []
-        restarted: list[ReplicaId] = []
-        watched.health.progressed = lambda replica, now: progressed.append(replica)  # type: ignore[method-assign]
-        watched.scheduler.restarted = restarted.append  # type: ignore[method-assign,assignment]
+        replica = ReplicaId("r0")
         watched.telemetry.start()
         await watched.until(lambda: watched.reports >= 3)
-        assert progressed == []
+        assert watched.fleet.health.progress_at(replica) == float("-inf")
         engine.answers["/metrics"] = (200, vllm_now().replace("} 800.0", "} 900.0").encode())
-        await watched.until(lambda: progressed)
-        assert restarted == []
+        await watched.until(lambda: watched.fleet.health.progress_at(replica) > 0.0)
+        assert watched.fleet.take() == []
         engine.answers["/metrics"] = (200, vllm_now().replace("} 800.0", "} 0.0").encode())
-        await watched.until(lambda: restarted)
-        assert watched.report(0).generation_tokens_total == 0.0
+        await watched.until(lambda: watched.report(0) and watched.report(0).generation_tokens_total == 0.0)
+        assert [change.kind for change in watched.fleet.take()] == [ChangeKind.RESTARTED]
+        watched.telemetry.stop()
+
+
+async def test_an_engine_without_counters_has_restarted_where_its_address_refused_connections():
+    async with FakeEngine() as engine:
+        watched = Watched(engine)
+        engine.answers["/metrics"] = (200, b"# TYPE tgi_queue_size gauge\ntgi_queue_size 1\n")
+        watched.telemetry.start()
+        await watched.until(lambda: watched.reports)
+        await engine.stop()
+        await watched.until(lambda: "refused" in watched.view(0).error)
+        await engine.start()
+        await watched.until(lambda: [change.kind for change in watched.fleet.take()] == [ChangeKind.RESTARTED])
         watched.telemetry.stop()
 
 

@@ -10,18 +10,47 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from exaserve.domain.replica import ReplicaId
-from exaserve.health import FailureKind, HealthBook, HealthConfig, judge_probe
+from exaserve.health import FailureKind, HealthBook, HealthChange, HealthConfig, judge_probe
 
 R = ReplicaId("r")
 CONFIG = HealthConfig()
 
 
-class Bench:
-    """A book with one replica and what it told the listener."""
+class Noted(HealthBook):
+    """A book that keeps the changes it has returned."""
 
     def __init__(self, config: HealthConfig = CONFIG) -> None:
-        self.changes: list[tuple[bool, str, float]] = []
-        self.book = HealthBook(config, lambda _r, up, why, share: self.changes.append((up, why, share)))
+        super().__init__(config)
+        self.changes: list[HealthChange] = []
+
+    def failed(self, replica, kind, now):
+        return self._note(super().failed(replica, kind, now))
+
+    def renewed(self, replica, reason, now):
+        return self._note(super().renewed(replica, reason, now))
+
+    def probed(self, replica, ok, detail, now, latency_s):
+        return self._note(super().probed(replica, ok, detail, now, latency_s))
+
+    def probe_finished(self, replica, now, **result):
+        return self._note(super().probe_finished(replica, now, **result))
+
+    def tick(self, now):
+        changes = super().tick(now)
+        self.changes += changes
+        return changes
+
+    def _note(self, change):
+        if change is not None:
+            self.changes.append(change)
+        return change
+
+
+class Bench:
+    """A book with one replica and what it changed."""
+
+    def __init__(self, config: HealthConfig = CONFIG) -> None:
+        self.book = Noted(config)
         self.now = 100.0
         self.book.add(R, self.now)
 
@@ -48,8 +77,12 @@ class Bench:
         self.book.tick(self.now)
 
     @property
+    def changes(self) -> list[tuple[bool, str, float]]:
+        return [(each.available, each.reason, each.share) for each in self.book.changes]
+
+    @property
     def up(self) -> bool:
-        return self.changes[-1][0]
+        return bool(self.changes) and self.changes[-1][0]
 
     @property
     def state(self) -> str:
@@ -58,7 +91,8 @@ class Bench:
 
 def test_never_probed_is_not_available():
     bench = Bench()
-    assert bench.changes == [(False, "not probed yet", 0.0)]
+    assert not bench.book.view(R).available
+    assert bench.changes == []
     assert bench.book.due(bench.now) == [R]
 
 
@@ -189,14 +223,43 @@ def test_slow_start_grows_to_the_full_share():
     assert bench.state == "healthy"
 
 
-def test_a_frozen_replica_is_out_after_one_interval_and_one_time_out():
+def test_a_frozen_replica_is_out_once_a_second_probe_has_missed_the_limit():
     bench = Bench().healthy()
+    began = bench.now
     bench.now += CONFIG.probe_interval_s
     assert bench.book.due(bench.now) == [R]
-    bench.book.probe_started(R)
+    assert bench.book.probe_started(R) == CONFIG.probe_timeout_s
     bench.now += CONFIG.probe_timeout_s
     bench.book.probe_finished(R, bench.now, status=None, latency_s=CONFIG.probe_timeout_s, error="no answer")
+    assert bench.state == "healthy", "one probe is not enough"
+    bench.now += CONFIG.probe_fast_s
+    assert bench.book.due(bench.now) == [R]
+    assert bench.book.probe_started(R) == CONFIG.probe_limit_s
+    bench.now += CONFIG.probe_limit_s
+    bench.book.probe_finished(R, bench.now, status=None, latency_s=CONFIG.probe_limit_s, error="no answer")
     assert bench.state == "ejected"
+    assert bench.now - began == CONFIG.probe_interval_s + CONFIG.probe_timeout_s + CONFIG.probe_fast_s + 2.0
+
+
+def test_another_process_takes_nothing_until_one_probe_has_gone_well():
+    bench = Bench().healthy()
+    bench.book.renewed(R, "restarted", bench.now)
+    assert bench.state == "half_open"
+    assert bench.book.due(bench.now) == [R]
+    bench.book.probe_started(R)
+    bench.book.probe_finished(R, bench.now, status=200, latency_s=0.01)
+    assert bench.state == "ramping"
+
+
+def test_a_probe_that_the_process_before_may_have_answered_does_not_count():
+    bench = Bench().healthy()
+    bench.book.probe_started(R)
+    bench.book.renewed(R, "restarted", bench.now)
+    bench.book.probe_finished(R, bench.now, status=200, latency_s=0.01)
+    assert bench.state == "half_open"
+    bench.book.probe_started(R)
+    bench.book.probe_finished(R, bench.now, status=200, latency_s=0.01)
+    assert bench.state == "ramping"
 
 
 @pytest.mark.parametrize("sign", ["succeeded", "progressed"])
@@ -209,9 +272,10 @@ def test_a_full_replica_that_works_is_not_frozen(sign):
         bench.now += 2.5
         bench.book.probe_finished(R, bench.now, status=None, latency_s=5.0, error="no answer")
         assert bench.state == "healthy"
-    bench.book.probe_started(R)
-    bench.now += 5.1
-    bench.book.probe_finished(R, bench.now, status=None, latency_s=5.0, error="no answer")
+    for wait_s in (5.1, 2.1):
+        limit_s = bench.book.probe_started(R)
+        bench.now += wait_s
+        bench.book.probe_finished(R, bench.now, status=None, latency_s=limit_s, error="no answer")
     assert bench.state == "ejected"
 
 
@@ -240,9 +304,10 @@ def test_verdicts(status, latency_s, progressed, strikes):
 
 def test_one_bad_probe_is_no_ejection_but_the_next_comes_soon():
     bench = Bench().healthy()
-    bench.book.probed(R, False, "slow", bench.now, 3.0)
-    assert bench.state == "healthy"
-    assert bench.book.due(bench.now + CONFIG.probe_fast_s) == [R]
+    for _ in range(CONFIG.strikes_max - 1):
+        bench.book.probed(R, False, "slow", bench.now, 3.0)
+        assert bench.state == "healthy"
+        assert bench.book.due(bench.now + CONFIG.probe_fast_s) == [R]
     bench.book.probed(R, False, "slow", bench.now, 3.0)
     assert bench.state == "ejected"
 
@@ -300,7 +365,7 @@ def test_noise_within_the_hysteresis_never_moves_a_healthy_replica(steps):
         bench.book.probed(R, True, "ok", bench.now, 0.1)
         bench.pass_(wait_s)
         assert bench.state == "healthy"
-    assert all(up for up, _, _ in bench.changes[1:])
+    assert all(up for up, _, _ in bench.changes)
 
 
 class BookMachine(RuleBasedStateMachine):
@@ -311,15 +376,19 @@ class BookMachine(RuleBasedStateMachine):
         self.now = 0.0
         self.available: dict[ReplicaId, bool] = {}
         self.flips: dict[ReplicaId, list[float]] = {}
-        self.book = HealthBook(HealthConfig(), self.changed)
+        self.book = Noted(HealthConfig())
         for index in range(3):
             self.book.add(ReplicaId(f"r{index}"), self.now)
 
-    def changed(self, replica: ReplicaId, up: bool, _why: str, share: float) -> None:
-        assert (share > 0) == up
-        if up and not self.available.get(replica, False):
-            self.flips.setdefault(replica, []).append(self.now)
-        self.available[replica] = up
+    def look(self) -> None:
+        """What has changed since."""
+        for change in self.book.changes:
+            replica, up = change.replica, change.available
+            assert (change.share > 0) == up
+            if up and not self.available.get(replica, False):
+                self.flips.setdefault(replica, []).append(self.now)
+            self.available[replica] = up
+        self.book.changes.clear()
 
     replicas = st.sampled_from([ReplicaId(f"r{index}") for index in range(4)])
 
@@ -348,6 +417,7 @@ class BookMachine(RuleBasedStateMachine):
 
     @rule(replica=replicas)
     def leave_and_return(self, replica):
+        self.look()
         self.book.remove(replica)
         self.available.pop(replica, None)
         self.flips.pop(replica, None)
@@ -356,6 +426,7 @@ class BookMachine(RuleBasedStateMachine):
     @invariant()
     def holds(self):
         if hasattr(self, "book"):
+            self.look()
             self.book.validate()
             for times in self.flips.values():
                 gaps = [later - earlier for earlier, later in itertools.pairwise(times)]

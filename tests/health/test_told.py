@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from exaserve.domain.replica import ReplicaId
-from exaserve.health import FailureKind, HealthBook, HealthConfig
+from exaserve.health import FailureKind, HealthBook, HealthChange, HealthConfig
 
 R = ReplicaId("node1/r0")
 CONFIG = HealthConfig(slow_start_s=10.0)
@@ -12,8 +12,14 @@ CONFIG = HealthConfig(slow_start_s=10.0)
 class Book(HealthBook):
     def __init__(self) -> None:
         self.changes: list[tuple[bool, str, float]] = []
-        super().__init__(CONFIG, lambda _r, available, why, share: self.changes.append((available, why, share)))
+        super().__init__(CONFIG)
         self.add(R, 0.0)
+
+    def told(self, replica: ReplicaId, reason: str, now: float, *, ready: bool) -> HealthChange | None:
+        change = super().told(replica, reason, now, ready=ready)
+        if change is not None:
+            self.changes.append((change.available, change.reason, change.share))
+        return change
 
     def state(self, replica: ReplicaId = R) -> tuple[str, int]:
         self.validate()

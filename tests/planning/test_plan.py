@@ -14,7 +14,7 @@ from exaserve.domain.errors import ConfigError
 from exaserve.perfmodel import find_hardware
 from exaserve.planning import (
     LINKS,
-    Fleet,
+    Machines,
     PlanRequest,
     Prices,
     RequestClass,
@@ -45,7 +45,7 @@ def ask(
     link = find_link(str(more.pop("network", "infiniband-ndr")))
     return PlanRequest(
         arch=model_from_name(model, fmt),
-        fleet=Fleet(find_hardware(gpu), link, **fleet),  # type: ignore[arg-type]
+        fleet=Machines(find_hardware(gpu), link, **fleet),  # type: ignore[arg-type]
         demand=demand or TrafficDemand((RequestClass("x", 1000, 200, 20.0),)),
         **more,  # type: ignore[arg-type]
     )
@@ -301,7 +301,7 @@ def test_demands_that_make_no_sense_are_refused() -> None:
     with pytest.raises(ConfigError):
         TrafficDemand((RequestClass("x", 10, 1, float("nan")),))
     with pytest.raises(ConfigError):
-        Fleet(find_hardware("H100"), find_link("ndr"), cards_per_node=0)
+        Machines(find_hardware("H100"), find_link("ndr"), cards_per_node=0)
 
 
 def test_a_start_that_would_fail_says_what_would_help() -> None:

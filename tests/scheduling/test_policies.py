@@ -207,10 +207,3 @@ def test_a_sleeping_engine_gets_nothing_until_it_wakes(build: Build) -> None:
     assert scheduler.explain(facts(), 0.0).candidates[-1].out == "the engine sleeps"
     scheduler.report(report(0, 2, 0.2, running=0, waiting=0, asleep=None), 0.2)
     assert rid(0) in {scheduler.place(facts(), 0.2).replica_id for _ in range(4)}  # type: ignore[union-attr]
-
-
-def test_the_anomaly_guard_sees_complete_reports_only(build: Build) -> None:
-    scheduler = build(2)
-    scheduler.report(report(0, 1, 0.0, kv_use=0.5, kv_age_ms=100.0, net_mb_s=1.0), 0.0)
-    scheduler.report(report(1, 1, 0.0, kv_use=0.5), 0.0)
-    assert set(scheduler.report_scores()) == {rid(0)}

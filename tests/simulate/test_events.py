@@ -19,7 +19,7 @@ def test_a_crash_is_retried_and_answers_that_had_begun_are_cut() -> None:
     assert stats.retried > 0
     assert set(stats.errors) == {"cut"}, "what had no token yet was tried again elsewhere"
     assert stats.errors["cut"] < 0.15 * stats.all.requests
-    health = simulation.gateways[0].health
+    health = simulation.gateways[0].fleet
     assert {health.view(r.id).available for r in simulation.world.replicas.values() if r.mode is Mode.DOWN} == {False}
     after = [p for p in simulation.recorder.error[-100:] if p]
     assert after == [], "nothing fails once the breaker is open"
@@ -29,13 +29,13 @@ def test_a_recovered_replica_takes_requests_again() -> None:
     events = script("{at: 2s, fail: node0/r0}", "{at: 4s, recover: node0/r0}")
     simulation, _ = run(count=4, rate=40.0, seconds=25.0, mix=SHORT, events=events)
     back = simulation.world.replicas["node0/r0"]  # type: ignore[index]
-    assert simulation.gateways[0].health.view(back.id).state in ("healthy", "ramping")
+    assert simulation.gateways[0].fleet.view(back.id).state in ("healthy", "ramping")
     assert back.engine.prompt_tokens_total > 0, "a new engine, and it has worked"
 
 
 def test_a_frozen_replica_is_taken_out_and_its_requests_move() -> None:
     simulation, stats = run(count=8, rate=40.0, seconds=30.0, events=script("{at: 5s, freeze: node0/r1}"))
-    view = simulation.gateways[0].health.view("node0/r1")  # type: ignore[arg-type]
+    view = simulation.gateways[0].fleet.view("node0/r1")  # type: ignore[arg-type]
     assert not view.available
     assert stats.retried > 0, "those without a token were moved away"
     assert set(stats.errors) <= {"cut", "timeout"}
@@ -66,7 +66,7 @@ def test_a_slow_replica_gets_less() -> None:
 
 def test_errors_attract_nothing() -> None:
     simulation, stats = run(count=8, rate=40.0, seconds=12.0, events=script("{at: 3s, errors: node1/r0, share: 1}"))
-    assert not simulation.gateways[0].health.view("node1/r0").available  # type: ignore[arg-type]
+    assert not simulation.gateways[0].fleet.view("node1/r0").available  # type: ignore[arg-type]
     assert stats.all.failed == 0
     assert 3 <= stats.retried < 60
 

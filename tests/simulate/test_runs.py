@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from tests.simulate.small import PROFILE, build, cluster, run, units, with_telemetry
 
 from exaserve.gateway import core as live
-from exaserve.health import HealthBook
 from exaserve.scheduling import POLICIES, Admission, Scheduler
+from exaserve.serving.fleet import Fleet
 from exaserve.simulate.demand import demand
 from exaserve.simulate.settings import SimSettings
 from exaserve.simulate.simulation import POLICY_NAMES, Simulation
@@ -51,7 +51,7 @@ def test_the_objects_are_the_live_gateways_own() -> None:
     gateway = build().gateways[0]
     assert type(gateway.scheduler) is vars(live)["Scheduler"] is Scheduler
     assert type(gateway.admission) is vars(live)["Admission"] is Admission
-    assert type(gateway.health) is HealthBook
+    assert type(gateway.fleet) is Fleet
 
 
 @pytest.mark.parametrize("policy", POLICY_NAMES)

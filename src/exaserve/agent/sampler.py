@@ -9,7 +9,7 @@ import msgspec
 
 from exaserve.agent.watches import KvAge
 from exaserve.domain.replica import ReplicaSpec, Report
-from exaserve.engines import metrics_paths, parse
+from exaserve.engines import MetricsReader
 from exaserve.engines.fetch import Fetched, Fetcher
 
 __all__ = ["Sample", "Sampler"]
@@ -32,7 +32,6 @@ class Sampler:
     Attributes:
         last: the newest sample, None before the first.
         failures: samples in a row that failed.
-        error: of the last one.
     """
 
     def __init__(self, spec: ReplicaSpec, clock: Callable[[], float], api_key: str = "") -> None:
@@ -41,12 +40,14 @@ class Sampler:
         self._api_key = api_key
         self._fetcher: Fetcher | None = None
         self._age = KvAge()
-        self._engine = ""
-        self._paths = metrics_paths(spec.engine)
-        self._path = 0
+        self._reader = MetricsReader(spec.engine)
         self.last: Sample | None = None
         self.failures = 0
-        self.error = ""
+
+    @property
+    def error(self) -> str:
+        """Of the last sample, "" where it was good."""
+        return self._reader.error
 
     @property
     def asking(self) -> bool:
@@ -57,8 +58,7 @@ class Sampler:
         """Begins a sample; ``done`` is called once, with None where it failed. Not while :attr:`asking`."""
         if self._fetcher is None:
             self._fetcher = Fetcher(self._spec.url, clock=self._clock, api_key=self._api_key)
-        path = self._paths[self._path]
-        self._fetcher.start("GET", path, lambda result: done(self._took(result)), timeout_s=timeout_s)
+        self._fetcher.start("GET", self._reader.path, lambda result: done(self._took(result)), timeout_s=timeout_s)
 
     def take(self, report: Report, engine: str) -> Sample:
         """A report that was had without asking."""
@@ -82,27 +82,14 @@ class Sampler:
             self._fetcher.close()
             self._fetcher = None
         self._age = KvAge()
+        self._reader.forget()
         self.last = None
         self.failures = 0
 
     def _took(self, result: Fetched) -> Sample | None:
-        if result.status != 200:
-            self._failed(result.error or f"status {result.status}", elsewhere=result.status in {404, 405, 501})
+        signals = self._reader.take(result)
+        if signals is None:
+            self.failures += 1
             return None
-        signals = parse(result.body, self._engine or self._spec.engine)
-        if not signals.values:
-            self._engine = ""
-            signals = parse(result.body)
-            if not signals.values:
-                self._failed("no metrics of a known engine", elsewhere=True)
-                return None
-        self._engine = signals.engine
         self.failures = 0
-        self.error = ""
         return self.take(signals.report(self._spec.id, 0, result.sent_at), signals.engine)
-
-    def _failed(self, error: str, *, elsewhere: bool) -> None:
-        self.failures += 1
-        self.error = error
-        if elsewhere:
-            self._path = (self._path + 1) % len(self._paths)

@@ -13,8 +13,6 @@ from dataclasses import replace
 from random import Random
 from typing import Literal
 
-import msgspec
-
 from exaserve.agent.host import Engine, EngineHost
 from exaserve.agent.lifecycle import HAS_PROCESS, Event, State, transition
 from exaserve.agent.plan import UnitPlan
@@ -23,9 +21,8 @@ from exaserve.agent.sampler import Sample, Sampler
 from exaserve.agent.tasks import where_failed
 from exaserve.config import AgentSettings
 from exaserve.domain.errors import ConfigError
-from exaserve.engines import health_path
 from exaserve.engines.fetch import Fetched, Fetcher
-from exaserve.engines.probe import DIALECTS, NEXT_DIALECT, ModelList, completion_probe, reason_of
+from exaserve.engines.probe import ask_completion, ask_models, reason_of
 from exaserve.observe import EventLog
 
 __all__ = ["Unit"]
@@ -40,8 +37,6 @@ _ALARM_PAUSE_S = 0.5
 _DRAIN_LOOK_S = 0.05
 _BROKEN_PAUSE_S = 1.0
 """After an error of the supervision itself, so that one that comes at every turn does not take a core."""
-_MODELS_MAX = 1024
-"""Of an engine's list; a picture has room for no more."""
 
 
 class Unit:
@@ -394,34 +389,23 @@ class Unit:
     async def _probe(self) -> str:
         """One completion, or the engine's end or a verb before it; "" where it was good."""
         model = self.spec.models[0] if self.spec.models else ""
-        result = "no dialect is understood"
-        for index in range(self._dialect, len(DIALECTS)):
-            method, path, body = completion_probe(DIALECTS[index], model, health_path(self.spec.engine))
-            fetched = await self._ask(method, path, body)
-            if fetched.status is not None and 200 <= fetched.status < 300:
-                self._dialect = index
-                return ""
-            result = fetched.error or f"status {fetched.status} {reason_of(fetched.status, fetched.body)}"
-            if fetched.status not in NEXT_DIALECT:
-                return result
-        self._dialect = 0
-        return result
+        fetched, worked = await ask_completion(self._ask, model, self.spec.engine, self._dialect)
+        self._dialect = worked or 0
+        if worked is not None:
+            return ""
+        return fetched.error or f"status {fetched.status} {reason_of(fetched.status, fetched.body)}"
 
     async def _list(self) -> None:
         """Takes over what the engine lists beside the model it was started for: adapters come and go."""
         planned = self.plan.spec
         if self.plan.engine == "null" or not planned.models:
             return
-        fetched = await self._ask("GET", "/v1/models", b"")
-        try:
-            listed = msgspec.json.decode(fetched.body, type=ModelList).data[:_MODELS_MAX]
-        except msgspec.DecodeError:
-            return
+        _, cards = await ask_models(self._ask)
         served = planned.models[0]
-        names = dict.fromkeys(model.id for model in listed)
-        if fetched.status != 200 or served not in names:
+        names = dict.fromkeys(card.id for card in cards or ())
+        if served not in names:
             return  # it does not speak of models as the cluster file does
-        lengths = [model.max_model_len for model in listed if model.max_model_len]
+        lengths = [card.max_model_len for card in cards or () if card.max_model_len]
         models = (served, *(name for name in names if name != served))
         length = planned.max_model_len or (min(lengths) if lengths else 0)
         if (models, length) != (self.spec.models, self.spec.max_model_len):

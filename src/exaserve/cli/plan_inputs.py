@@ -12,8 +12,8 @@ from exaserve.domain.errors import ConfigError
 from exaserve.perfmodel import find_hardware
 from exaserve.planning import (
     Architecture,
-    Fleet,
     LogFacts,
+    Machines,
     MeasuredMemory,
     PlanRequest,
     Prices,
@@ -162,7 +162,7 @@ def request_of(o: Mapping[str, Any], log: LogFacts | None = None) -> PlanRequest
     hardware = find_hardware(o["gpu"])
     total = log.get("total_gib")
     memory = _memory(o["memory_gib"]) or ((total,) if total else ())
-    fleet = Fleet(
+    fleet = Machines(
         hardware=hardware,
         link=find_link(o["network"]),
         cards_per_node=o["cards_per_node"],

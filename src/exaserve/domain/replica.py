@@ -7,7 +7,7 @@ from typing import NewType
 
 import msgspec
 
-__all__ = ["ReplicaId", "ReplicaSpec", "Report"]
+__all__ = ["ModelCard", "ReplicaId", "ReplicaSpec", "Report"]
 
 ReplicaId = NewType("ReplicaId", str)
 
@@ -45,6 +45,21 @@ class ReplicaSpec:
     prefill_tokens_per_s: float = 0.0
     decode_step_s: float = 0.0
     kv_bytes_per_token: float = 0.0
+
+
+class ModelCard(msgspec.Struct, frozen=True):
+    """What an engine lists of one model in ``/v1/models``. Engines of other makes leave out what they do not have.
+
+    Attributes:
+        max_model_len: longest prompt + output in tokens.
+        root: what was loaded: a folder or a name on a hub.
+        parent: of an adapter, the model that it adapts.
+    """
+
+    id: str
+    max_model_len: int | None = None
+    root: str | None = None
+    parent: str | None = None
 
 
 class Report(msgspec.Struct, frozen=True, gc=False):

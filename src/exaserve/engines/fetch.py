@@ -16,7 +16,10 @@ from urllib.parse import urlsplit
 
 import httptools
 
-__all__ = ["Fetched", "Fetcher", "fetch"]
+__all__ = ["REFUSED", "Fetched", "Fetcher", "fetch"]
+
+REFUSED = "cannot connect: refused"
+"""The error where nobody listens at the address: no process, or one that does not serve yet."""
 
 BODY_BYTES_MAX = 16 * 1024 * 1024
 """An exposition is 50 kB, a list of 1,000 adapters 300 kB. What is larger is not an answer to our question."""

@@ -14,7 +14,7 @@ from random import Random
 
 import msgspec
 
-from exaserve.config import ClientLimits, Cluster, GatewaySettings, diff, join_address, read_environment
+from exaserve.config import ClientLimits, Cluster, GatewaySettings, diff, read_environment
 from exaserve.domain.errors import ConfigError
 from exaserve.domain.replica import ReplicaId, ReplicaSpec
 from exaserve.gateway.admin.api import AdminServer
@@ -27,9 +27,10 @@ from exaserve.gateway.fleet.registries import Registries, sources_of, watch_file
 from exaserve.gateway.fleet.telemetry import Telemetry
 from exaserve.gateway.peers.peering import Peering
 from exaserve.gateway.peers.replication import Outbox, TellingScheduler
-from exaserve.health import HealthBook
 from exaserve.observe import EventLog, GatewayMetrics
 from exaserve.scheduling import Admission, Scheduler
+from exaserve.serving.fleet import Fleet
+from exaserve.serving.member import ChangeKind, FleetChange
 
 __all__ = ["Gateway", "fit_to_file_limit", "serve"]
 
@@ -78,13 +79,19 @@ class Gateway:
             Scheduler(cluster.scheduling, rng) if outbox is None else TellingScheduler(cluster.scheduling, rng, outbox)
         )
         self.admission = Admission(cluster.admission)
-        self.health = HealthBook(cluster.health, self._health_changed)
+        self.fleet = Fleet(self.scheduler, cluster.health, self._changes_wait)
         self.metrics = GatewayMetrics()
-        self.core = Core(settings, self.scheduler, self.admission, self.health, self.metrics, clock=clock)
+        self.core = Core(settings, self.scheduler, self.admission, self.fleet, self.metrics, clock=clock)
         self.telemetry = Telemetry(
-            cluster.telemetry, self.scheduler, self.health, log, self.core.wake, clock, engine_api_key
+            cluster.telemetry,
+            self.fleet,
+            log,
+            self.core.wake,
+            clock,
+            engine_api_key,
+            cluster.agents.interval_s if cluster.agents.enabled else 0.0,
         )
-        self.probes = Probes(self.scheduler, self.health, log, self.core.wake, clock, engine_api_key)
+        self.probes = Probes(self.fleet, log, self.core.wake, clock, engine_api_key)
         self.peering: Peering | None = None
         if outbox is not None:
             self.peering = Peering(settings, peer_token, self.scheduler, outbox, log, clock, rng, self.core.wake)
@@ -101,13 +108,11 @@ class Gateway:
             self.metrics.add_source(self.agents.families)
         self.admin = AdminServer(self, settings.admin_host, settings.admin_port, admin_token)
         self.metrics.add_source(self.telemetry.families)
-        gauges = ReplicaGauges(self.scheduler, self.health)
+        gauges = ReplicaGauges(self.fleet)
         self.metrics.add_source(lambda: gauges.families(self.clock()))
         self._server: asyncio.Server | None = None
         self._stopping: asyncio.Task[None] | None = None
         self._ready_told = False
-        self._health_seen = False
-        self._went_down: list[ReplicaId] = []
         self.url = ""
         self.admin_url = ""
 
@@ -213,17 +218,12 @@ class Gateway:
 
     # ---- membership ---------------------------------------------------------------------------------------------
     def _add(self, spec: ReplicaSpec) -> None:
-        now = self.clock()
-        self.scheduler.add(spec, now)
-        self.probes.add(spec)
+        self.fleet.add(spec, self.clock())
         self.telemetry.add(spec)
-        self.health.add(spec.id, now)
 
     def _remove(self, replica: ReplicaId) -> None:
-        self.health.remove(replica)
-        self.probes.remove(replica)
+        self.fleet.remove(replica)
         self.telemetry.remove(replica)
-        self.scheduler.remove(replica)
         self.core.pool.forget(replica)
 
     def reload(self, cluster: Cluster) -> list[str]:
@@ -274,36 +274,26 @@ class Gateway:
             self._remove(old.id)
             self._add(spec)
             return
-        if not spec.models:
-            spec = dataclasses.replace(spec, models=self.scheduler.states()[spec.id].spec.models)
-        self.scheduler.update(spec)
-        self.probes.remove(spec.id)
-        self.probes.add(spec)
+        self.fleet.update(spec)
 
-    def _health_changed(self, replica: ReplicaId, available: bool, reason: str, share: float) -> None:
-        state = self.scheduler.states()[replica]
-        was = state.standing.available
-        self.scheduler.set_health(replica, available, reason, share if available else 1.0)
-        if available != was:
-            if available:
-                self.log.info("replica_up", replica=replica, why=reason, share=share)
-            else:
-                self.log.warning("replica_down", replica=replica, why=reason, inflight=state.inflight)
-                self.core.pool.forget(replica)
-            if not available:
-                self._went_down.append(replica)
-            if not self._health_seen:
-                # Not from here: whoever reported the failure is in the middle of its own request. And once for all
-                # that changes together: a look at the pool for each of thousands would cost their square.
-                self._health_seen = True
-                asyncio.get_running_loop().call_soon(self._after_health_change)
+    # ---- what the fleet wants done --------------------------------------------------------------------------------
+    def _changes_wait(self) -> None:
+        # Not from here: whoever found the trouble is in the middle of its own request. And once for all that changes
+        # together: a look at the queue for each of thousands would cost their square.
+        asyncio.get_running_loop().call_soon(self._carry_out)
 
-    def _after_health_change(self) -> None:
-        self._health_seen = False
-        down, self._went_down = self._went_down, []
-        for replica in down:
-            if moved := self.core.evacuate(replica):
-                self.log.info("requests_moved", replica=replica, count=moved)
+    def _carry_out(self) -> None:
+        for change in self.fleet.take():
+            if change.kind is ChangeKind.LEAVE:
+                if moved := self.core.evacuate(change.replica):
+                    self.log.info("requests_moved", replica=change.replica, count=moved, why=change.why)
+                continue
+            self._tell(change)
+            if change.kind is ChangeKind.DOWN:
+                self.core.pool.forget(change.replica)
+            elif change.kind is ChangeKind.RESTARTED:
+                self.telemetry.restarted(change.replica)
+                self.core.pool.forget(change.replica)
         ready = bool(self.scheduler.ready_models())
         if ready != self._ready_told:
             self._ready_told = ready
@@ -313,14 +303,23 @@ class Gateway:
                 self.log.warning("not_ready", why="no replica may take requests")
         self.core.wake()
 
+    def _tell(self, change: FleetChange) -> None:
+        well = change.kind in (ChangeKind.UP, ChangeKind.GIVEN_BACK, ChangeKind.TRUSTED)
+        fields: dict[str, object] = {"replica": change.replica, "why": change.why}
+        if change.kind is ChangeKind.UP:
+            fields["share"] = change.share
+        elif change.kind in (ChangeKind.DOWN, ChangeKind.WITHHELD):
+            fields["inflight"] = change.inflight
+        self.log.event("info" if well else "warning", change.kind.value, **fields)
+
 
 def _url(host: str, port: int) -> str:
-    shown = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}.get(host, host)  # noqa: S104 (compared, not bound)
-    return f"http://{join_address(shown, port)}"
+    shown = {"0.0.0.0": "127.0.0.1", "::": "[::1]", "": "127.0.0.1"}.get(host, host)  # noqa: S104 (compared, not bound)
+    return f"http://{f'[{shown}]' if ':' in shown and not shown.startswith('[') else shown}:{port}"
 
 
 def _cannot_listen(host: str, port: int, error: OSError, param: str, flag: str) -> ConfigError:
-    where = join_address(host, port)
+    where = f"{host}:{port}"
     if error.errno == errno.EADDRINUSE:
         return ConfigError(f"cannot listen on {where}: the port is in use; choose another with {flag}", param=param)
     if error.errno == errno.EACCES:

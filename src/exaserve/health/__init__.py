@@ -1,7 +1,7 @@
 """Replica health without I/O: the life cycle, the breaker, verdicts on probes, the anomaly guard."""
 
 from exaserve.health.anomaly import AnomalyGuard
-from exaserve.health.book import FailureKind, HealthBook, HealthView
+from exaserve.health.book import FailureKind, HealthBook, HealthChange, HealthView
 from exaserve.health.config import HealthConfig
 from exaserve.health.lifecycle import IllegalTransition, State
 from exaserve.health.probe import ProbeVerdict, judge_probe
@@ -10,6 +10,7 @@ __all__ = [
     "AnomalyGuard",
     "FailureKind",
     "HealthBook",
+    "HealthChange",
     "HealthConfig",
     "HealthView",
     "IllegalTransition",

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
 
 from exaserve.domain.replica import ReplicaId
 
@@ -37,20 +37,25 @@ class AnomalyGuard:
         self._runs: dict[ReplicaId, int] = {}
         self._until: dict[ReplicaId, float] = {}
 
-    def observe(self, scores: Mapping[ReplicaId, float], now: float) -> set[ReplicaId]:
-        """One round of scores (lower takes more traffic) of equal replicas; returns who is suspect at ``now``.
+    def observe(
+        self, groups: Iterable[Mapping[ReplicaId, float]], now: float, idle: Collection[ReplicaId] = ()
+    ) -> set[ReplicaId]:
+        """One round of scores (lower takes more traffic); returns who is suspect at ``now``.
 
-        Scores that are not finite (or absurd) take no part.
-        Replicas absent from ``scores`` are forgotten once their time is over.
+        Args:
+            groups: scores of equal replicas, which are compared with each other only. Scores that are not finite (or
+                absurd) take no part. Replicas in no group are forgotten once their time is over.
+            idle: those that have less to do than their peers. Theirs is the low score that one expects.
         """
-        finite = {replica: score for replica, score in scores.items() if abs(score) < _SCORE_MAX}
-        threshold = self._threshold(list(finite.values()))
         runs: dict[ReplicaId, int] = {}
-        for replica, score in finite.items():
-            if score < threshold:
-                run = runs[replica] = min(self._runs.get(replica, 0) + 1, self._reports_min)
-                if run == self._reports_min:
-                    self._until[replica] = now + self._hold_s
+        for scores in groups:
+            finite = {replica: score for replica, score in scores.items() if abs(score) < _SCORE_MAX}
+            threshold = self._threshold(list(finite.values()))
+            for replica, score in finite.items():
+                if score < threshold and replica not in idle:
+                    run = runs[replica] = min(self._runs.get(replica, 0) + 1, self._reports_min)
+                    if run == self._reports_min:
+                        self._until[replica] = now + self._hold_s
         self._runs = runs
         self._until = {replica: until for replica, until in self._until.items() if until > now}
         return set(self._until)
@@ -59,6 +64,10 @@ class AnomalyGuard:
         """The operator, or a restart, cleared it."""
         self._runs.pop(replica, None)
         self._until.pop(replica, None)
+
+    def __contains__(self, replica: ReplicaId) -> bool:
+        """Whether anything is remembered of it."""
+        return replica in self._runs or replica in self._until
 
     def _threshold(self, scores: list[float]) -> float:
         count = len(scores)

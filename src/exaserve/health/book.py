@@ -1,10 +1,13 @@
 # compiled
-"""One entry per replica: observations in, availability out."""
+"""One entry per replica: observations in, changes of availability out.
+
+Every observation returns what it changed, and who made it decides when to act on that: a client's request that finds a
+replica broken is never in the middle of moving others.
+"""
 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 
@@ -14,7 +17,7 @@ from exaserve.health.config import HealthConfig
 from exaserve.health.lifecycle import AVAILABLE, Event, State, transition
 from exaserve.health.probe import judge_probe
 
-__all__ = ["FailureKind", "HealthBook", "HealthView"]
+__all__ = ["FailureKind", "HealthBook", "HealthChange", "HealthView"]
 
 _GOLDEN = 0.618033988749895
 """Multiples of the golden ratio, modulo 1, are spread evenly at any number of them."""
@@ -28,6 +31,18 @@ class FailureKind(Enum):
     TIMEOUT = "timeout"
     INVALID = "invalid"
     STATUS_5XX = "status_5xx"
+    ERROR_EVENT = "error_event"
+    """A stream with a good status whose first event is an error."""
+
+
+@dataclass(frozen=True, slots=True)
+class HealthChange:
+    """What an observation changed of one replica: whether it may take requests, its share of them (0..1), and why."""
+
+    replica: ReplicaId
+    available: bool
+    share: float
+    reason: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +84,7 @@ class _Entry:
         "last_failure",
         "probe_at",
         "probe_latency_s",
+        "probe_timeout_s",
         "probe_wait_s",
         "progress_at",
         "reason",
@@ -91,10 +107,12 @@ class _Entry:
         self.ejections = 0
         self.probe_at = now
         self.probe_wait_s = config.probe_fast_s
+        self.probe_timeout_s = config.probe_timeout_s
+        """Of the probe under way, or of the last one."""
         self.probe_latency_s: float | None = None
         self.progress_at = float("-inf")
         self.last_failure = ""
-        self.announced: tuple[bool, float] | None = None
+        self.announced = (False, 0.0)
         self.told = False
         """A node agent watches it."""
         self.held = False
@@ -104,16 +122,10 @@ class _Entry:
 
 
 class HealthBook:
-    """Health of every replica as this gateway sees it.
+    """Health of every replica as this gateway sees it. A replica that is added may take nothing yet."""
 
-    Args:
-        on_change: called with ``(replica, available, reason, share)`` whenever availability or share changes, and once
-            when a replica is added. It must not call back into the book.
-    """
-
-    def __init__(self, config: HealthConfig, on_change: Callable[[ReplicaId, bool, str, float], None]) -> None:
+    def __init__(self, config: HealthConfig) -> None:
         self.config = config
-        self._on_change = on_change
         self._entries: dict[ReplicaId, _Entry] = {}
         self._due: list[tuple[float, ReplicaId]] = []
         """Heap of probe times; entries whose time has changed since are skipped when they come up."""
@@ -121,20 +133,22 @@ class HealthBook:
         self._timed: set[ReplicaId] = set()
         """Replicas that :meth:`tick` has to look at: ejected, ramping, or with failures in their window."""
         self._probing: set[ReplicaId] = set()
-        """Replicas with a probe under way: only for them does progress mean anything."""
+        """Replicas with a probe under way."""
 
     # ---- membership ---------------------------------------------------------------------------------------------
     def add(self, replica: ReplicaId, now: float) -> None:
         if replica in self._entries:
             raise ValueError(f"replica {replica} is already known")
-        entry = self._entries[replica] = _Entry(self.config, now)
+        self._entries[replica] = _Entry(self.config, now)
         heapq.heappush(self._due, (now, replica))
-        self._announce(replica, entry, now)
 
     def remove(self, replica: ReplicaId) -> None:
         self._entries.pop(replica, None)
         self._timed.discard(replica)
         self._probing.discard(replica)
+
+    def __len__(self) -> int:
+        return len(self._entries)
 
     def __contains__(self, replica: ReplicaId) -> bool:
         return replica in self._entries
@@ -150,119 +164,155 @@ class HealthBook:
             entry.breaker.succeeded(now)
 
     def progressed(self, replica: ReplicaId, now: float) -> None:
-        """The replica did some work, say its token counters grew or bytes of an answer came. Says it is not frozen.
+        """The replica did some work, say its figures moved or bytes of an answer came. Says it is not frozen."""
+        entry = self._entries.get(replica)
+        if entry is not None:
+            entry.progress_at = now
 
-        Called for every report of every replica, so without a probe under way nothing of the replica is touched.
-        """
-        if replica in self._probing:
-            self._entries[replica].progress_at = now
-
-    def failed(self, replica: ReplicaId, kind: FailureKind, now: float) -> None:
+    def failed(self, replica: ReplicaId, kind: FailureKind, now: float) -> HealthChange | None:
         """A client's request failed at the replica."""
         entry = self._entries.get(replica)
         if entry is None:
-            return
+            return None
         entry.last_failure = kind.value
         if not entry.available:
-            return
+            return None
         entry.breaker.failed(now)
         self._timed.add(replica)
         if (why := entry.breaker.tripped(now)) is not None:
-            self._trip(replica, entry, f"{why}, last: {kind.value}", now)
-            return
+            return self._trip(replica, entry, f"{why}, last: {kind.value}", now)
         self._probe_by(replica, entry, now + self.config.probe_fast_s)
-        self._announce(replica, entry, now)
+        return self._announce(replica, entry, now)
+
+    def renewed(self, replica: ReplicaId, reason: str, now: float) -> HealthChange | None:
+        """Another process answers at the replica's address: nothing goes there until one probe has gone well."""
+        entry = self._entries.get(replica)
+        if entry is None or not entry.available:
+            return None
+        entry.strikes = 0
+        # A probe under way may have been sent to the process that was there before.
+        entry.recoveries = self.config.recoveries_min - (2 if replica in self._probing else 1)
+        entry.breaker.reset()
+        change = self._move(replica, entry, Event.RENEWED, reason, now)
+        self._probe_by(replica, entry, now)
+        return change
 
     # ---- a node agent's word --------------------------------------------------------------------------------------
-    def told(self, replica: ReplicaId, reason: str, now: float, *, ready: bool) -> None:
+    def told(self, replica: ReplicaId, reason: str, now: float, *, ready: bool) -> HealthChange | None:
         """The replica's agent, which probes it on its own machine, says whether it may serve, and why.
 
         Ready ends what the agent's word began; an ejection for failures seen from here is ended by probes from here.
         """
         entry = self._entries.get(replica)
         if entry is None:
-            return
+            return None
         entry.told = True
         entry.held = not ready
+        change: HealthChange | None = None
         if not ready:
             if entry.available:
-                self._trip(replica, entry, reason, now)
+                change = self._trip(replica, entry, reason, now)
                 entry.down_by_word = True
-            else:
-                entry.down_by_word = entry.state is not State.UNKNOWN
-                entry.reason = reason
-                self._on_change(replica, False, reason, 0.0)  # noqa: FBT003 -- positional in the contract
-            return
+                return change
+            entry.down_by_word = entry.state is not State.UNKNOWN
+            entry.reason = reason
+            return HealthChange(replica, available=False, share=0.0, reason=reason)
         if entry.state is State.UNKNOWN:
-            self._move(replica, entry, Event.PROBED_WELL, reason, now)
+            change = self._move(replica, entry, Event.PROBED_WELL, reason, now)
         elif entry.down_by_word:
             if entry.state is State.EJECTED:
                 self._move(replica, entry, Event.COOLED, reason, now)
             if entry.state is State.HALF_OPEN:
-                self._move(replica, entry, Event.PROBED_WELL, reason, now)
+                change = self._move(replica, entry, Event.PROBED_WELL, reason, now)
         entry.down_by_word = False
         entry.strikes = 0
         if replica not in self._probing:
             self._spread = (self._spread + _GOLDEN) % 1.0
             self._probe_at(replica, entry, now + self.config.probe_told_s * (0.25 + 0.75 * self._spread))
+        return change
 
-    def word_lost(self, replica: ReplicaId, reason: str, now: float) -> None:
+    def word_lost(self, replica: ReplicaId, reason: str, now: float) -> HealthChange | None:
         """The agent is gone, perhaps with its node. The replica is out until the agent is back or probes from here are
         answered."""
         entry = self._entries.get(replica)
         if entry is None:
-            return
+            return None
         entry.told = entry.held = False
         if entry.available:
-            self._trip(replica, entry, reason, now)
+            change = self._trip(replica, entry, reason, now)
             entry.down_by_word = True
-        elif entry.state is State.UNKNOWN:
+            return change
+        if entry.state is State.UNKNOWN:
             self._probe_at(replica, entry, now)
+        return None
 
-    def probe_started(self, replica: ReplicaId) -> None:
-        """A probe is under way; the replica is not due again until :meth:`probed`."""
-        if replica not in self._entries:
-            raise KeyError(replica)
+    def probe_soon(self, replica: ReplicaId, now: float) -> None:
+        """There is a doubt: the next probe is due now."""
+        entry = self._entries.get(replica)
+        if entry is not None:
+            self._probe_by(replica, entry, now)
+
+    def probe_started(self, replica: ReplicaId) -> float:
+        """A probe is under way; the replica is not due again until :meth:`probed`. Returns its time limit, seconds.
+
+        What confirms a doubt is given up at the limit for a good answer: the time-out was waited for before.
+        """
+        entry = self._entries[replica]
         assert replica not in self._probing, replica
         self._probing.add(replica)
+        doubted = entry.available and entry.strikes > 0
+        entry.probe_timeout_s = self.config.probe_limit_s if doubted else self.config.probe_timeout_s
+        return entry.probe_timeout_s
 
     def probe_finished(
         self, replica: ReplicaId, now: float, *, status: int | None, latency_s: float, error: str = ""
-    ) -> None:
+    ) -> HealthChange | None:
         """A probe ended; judges it by :func:`judge_probe` and counts the verdict."""
         entry = self._entries.get(replica)
         if entry is None:
-            return
+            return None
         progressed = entry.progress_at >= now - latency_s
-        verdict = judge_probe(self.config, status=status, latency_s=latency_s, progressed=progressed, error=error)
+        verdict = judge_probe(
+            self.config,
+            status=status,
+            latency_s=latency_s,
+            progressed=progressed,
+            error=error,
+            timeout_s=entry.probe_timeout_s,
+        )
         if status is not None:
             entry.probe_latency_s = latency_s
-        self._count_probe(replica, entry, verdict.ok, max(1, verdict.strikes), verdict.detail, now)
+        return self._count_probe(replica, entry, verdict.ok, max(1, verdict.strikes), verdict.detail, now)
 
-    def probed(self, replica: ReplicaId, ok: bool, detail: str, now: float, latency_s: float) -> None:
+    def probed(self, replica: ReplicaId, ok: bool, detail: str, now: float, latency_s: float) -> HealthChange | None:
         """A probe that the caller judged itself. Unknown replicas are ignored."""
         entry = self._entries.get(replica)
         if entry is None:
-            return
+            return None
         entry.probe_latency_s = latency_s
-        self._count_probe(replica, entry, ok, 1, detail, now)
+        return self._count_probe(replica, entry, ok, 1, detail, now)
 
     # ---- time ---------------------------------------------------------------------------------------------------
-    def tick(self, now: float) -> None:
+    def tick(self, now: float) -> list[HealthChange]:
         """Moves what only time moves: ejected replicas cool, slow starts grow, failure windows empty."""
+        changes = []
         for replica in sorted(self._timed):
             entry = self._entries[replica]
             if entry.held:
                 continue
+            change: HealthChange | None = None
             if entry.state is State.EJECTED and now >= entry.since + self._open_s(entry):
-                self._move(replica, entry, Event.COOLED, f"probing after: {entry.reason}", now)
+                change = self._move(replica, entry, Event.COOLED, f"probing after: {entry.reason}", now)
                 self._probe_by(replica, entry, now)
             elif entry.state is State.RAMPING and now >= entry.since + self.config.slow_start_s:
-                self._move(replica, entry, Event.RAMPED, "recovered", now)
+                change = self._move(replica, entry, Event.RAMPED, "recovered", now)
             elif entry.available:
-                self._announce(replica, entry, now)
+                change = self._announce(replica, entry, now)
+            if change is not None:
+                changes.append(change)
             if entry.state is State.HEALTHY and entry.breaker.rate(now) == 0.0:
                 self._timed.discard(replica)
+        return changes
 
     def due(self, now: float) -> list[ReplicaId]:
         """Replicas to probe now, the longest due first. Each stays due until :meth:`probe_started`."""
@@ -278,6 +328,19 @@ class HealthBook:
         for replica, at in ready.items():
             heapq.heappush(self._due, (at, replica))
         return list(ready)
+
+    def progress_at(self, replica: ReplicaId) -> float:
+        """When it last showed that it works, minus infinity where it never has. KeyError for an unknown replica."""
+        return self._entries[replica].progress_at
+
+    def since(self, replica: ReplicaId) -> float:
+        """When it entered its state. KeyError for an unknown replica."""
+        return self._entries[replica].since
+
+    def told_by_agent(self, replica: ReplicaId) -> bool:
+        """Whether a node agent watches it."""
+        entry = self._entries.get(replica)
+        return entry is not None and entry.told
 
     def state(self, replica: ReplicaId) -> tuple[str, int]:
         """Name of the life-cycle state, and ejections since last forgiven. KeyError for a replica that is not known."""
@@ -304,7 +367,6 @@ class HealthBook:
         """Asserts the invariants that hold between any two calls."""
         for replica, entry in self._entries.items():
             assert entry.available == (entry.state in AVAILABLE), replica
-            assert entry.announced is not None, replica
             assert entry.announced[0] == (entry.state in AVAILABLE), replica
             assert 0.0 <= entry.announced[1] <= 1.0, replica
             assert entry.state in AVAILABLE or entry.announced[1] == 0.0, replica
@@ -316,7 +378,9 @@ class HealthBook:
         assert len(self._due) <= 8 * len(self._entries) + 64, len(self._due)
 
     # ---- inside -------------------------------------------------------------------------------------------------
-    def _count_probe(self, replica: ReplicaId, entry: _Entry, ok: bool, strikes: int, detail: str, now: float) -> None:
+    def _count_probe(
+        self, replica: ReplicaId, entry: _Entry, ok: bool, strikes: int, detail: str, now: float
+    ) -> HealthChange | None:
         self._probing.discard(replica)
         if ok:
             entry.strikes = 0
@@ -325,40 +389,42 @@ class HealthBook:
             entry.strikes += strikes
             entry.recoveries = 0
             entry.last_failure = f"probe: {detail}"
+        change: HealthChange | None = None
         wait_s = self.config.probe_told_s if entry.told else self.config.probe_interval_s
         if entry.state is State.UNKNOWN:
             if ok:
-                self._move(replica, entry, Event.PROBED_WELL, "probed", now)
+                change = self._move(replica, entry, Event.PROBED_WELL, "probed", now)
             else:
-                self._move(replica, entry, Event.PROBED_BADLY, detail, now)
+                change = self._move(replica, entry, Event.PROBED_BADLY, detail, now)
                 wait_s = entry.probe_wait_s
                 entry.probe_wait_s = min(wait_s * self.config.probe_backoff, self.config.probe_interval_s)
         elif entry.state is State.HALF_OPEN:
             wait_s = self.config.probe_fast_s
             if not ok:
-                self._eject(replica, entry, Event.PROBED_BADLY, f"still failing: {detail}", now)
+                change = self._eject(replica, entry, Event.PROBED_BADLY, f"still failing: {detail}", now)
             elif entry.recoveries >= self.config.recoveries_min:
-                self._move(replica, entry, Event.PROBED_WELL, f"{entry.recoveries} probes well", now)
+                change = self._move(replica, entry, Event.PROBED_WELL, f"{entry.recoveries} probes well", now)
                 wait_s = self.config.probe_interval_s
         elif entry.available and not ok:
             wait_s = self.config.probe_fast_s
             if entry.strikes >= self.config.strikes_max:
-                self._trip(replica, entry, f"probe: {detail}", now)
+                change = self._trip(replica, entry, f"probe: {detail}", now)
         self._probe_at(replica, entry, now + wait_s)
+        return change
 
-    def _trip(self, replica: ReplicaId, entry: _Entry, reason: str, now: float) -> None:
+    def _trip(self, replica: ReplicaId, entry: _Entry, reason: str, now: float) -> HealthChange | None:
         if entry.state is State.HEALTHY and now - entry.since >= self.config.forgive_s:
             entry.ejections = 0
-        self._eject(replica, entry, Event.TRIPPED, reason, now)
+        return self._eject(replica, entry, Event.TRIPPED, reason, now)
 
-    def _eject(self, replica: ReplicaId, entry: _Entry, event: Event, reason: str, now: float) -> None:
+    def _eject(self, replica: ReplicaId, entry: _Entry, event: Event, reason: str, now: float) -> HealthChange | None:
         entry.ejections += 1
         entry.recoveries = 0
         entry.strikes = 0
         self._timed.add(replica)
-        self._move(replica, entry, event, reason, now)
+        return self._move(replica, entry, event, reason, now)
 
-    def _move(self, replica: ReplicaId, entry: _Entry, event: Event, reason: str, now: float) -> None:
+    def _move(self, replica: ReplicaId, entry: _Entry, event: Event, reason: str, now: float) -> HealthChange | None:
         state = transition(entry.state, event)
         entry.reason = reason
         if state is not entry.state:
@@ -369,15 +435,16 @@ class HealthBook:
                 entry.breaker.reset()
             if state is State.RAMPING:
                 self._timed.add(replica)
-        self._announce(replica, entry, now)
+        return self._announce(replica, entry, now)
 
-    def _announce(self, replica: ReplicaId, entry: _Entry, now: float) -> None:
-        """Tells the listener, only where something changed; shares in steps of a tenth, so that it stays rare."""
+    def _announce(self, replica: ReplicaId, entry: _Entry, now: float) -> HealthChange | None:
+        """The change, only where there is one; shares in steps of a tenth, so that it stays rare."""
         available = entry.available
         new = (available, max(0.1, round(self._share(entry, now), 1)) if available else 0.0)
-        if new != entry.announced:
-            entry.announced = new
-            self._on_change(replica, available, entry.reason, new[1])
+        if new == entry.announced:
+            return None
+        entry.announced = new
+        return HealthChange(replica, available=available, share=new[1], reason=entry.reason)
 
     def _share(self, entry: _Entry, now: float) -> float:
         """Slow start times the share of answers that did not fail: what fails fast must not look idle and draw more."""

@@ -15,13 +15,14 @@ class HealthConfig:
         probe_interval_s: between probes of a healthy replica.
         probe_limit_s: a probe answered later than this counts as failed, unless the replica made progress meanwhile.
         probe_timeout_s: a probe is given up after this. A replica that stops answering is out of rotation after at most
-            ``probe_interval_s + probe_timeout_s`` (10 s).
+            12.25 s (an interval, this, ``probe_fast_s`` and ``probe_limit_s``), and gets nothing new after
+            ``silent_s``.
         probe_fast_s: first interval between probes while a replica is unknown, half open or under suspicion.
         probe_told_s: between own probes of a replica whose node agent probes it and tells us: these only show that the
             way from here is open, which requests show too.
         probe_backoff: factor from one probe of an unknown replica to the next, up to ``probe_interval_s``.
-        strikes_max: failed probes in a row that eject. One that timed out with no sign of life counts as two: it has
-            missed the limit and the time-out.
+        strikes_max: strikes in a row that eject. A failed probe is one. One that timed out with no sign of life is two,
+            for it has missed the limit and the time-out; the probe that confirms it is given up at the limit.
         failures_max: clients' requests in a row that fail before the replica is ejected.
         failure_rate_max: share of failures within ``window_s`` that ejects, once it holds ``window_min`` answers.
         window_s: length of that window; it is kept as ``window_s`` one-second sums, whatever the traffic.
@@ -33,6 +34,15 @@ class HealthConfig:
         forgive_s: healthy for this long, a replica starts again with ``open_s``.
         slow_start_s: from ``slow_start_share`` to the full share, linearly. 0 turns slow start off.
         slow_start_share: share of its normal traffic right after recovery, in (0, 1].
+        probes_max: probes under way at once. Each is one connection; hung ones hold theirs until they are given up.
+        models_every_s: between two questions for the models of a replica whose models nobody has configured: adapters
+            come and go. A restarted engine is asked at once.
+        silent_s: a replica whose figures are older than this, and than five intervals of telemetry, gets nothing new
+            until they come again or a probe goes well. Not while most replicas are silent: then it is not they.
+        hang_s: requests wait in an engine, none runs, and none of its figures moves for this long: it gets nothing new
+            until they move.
+        suspicion: factor on the cost of a replica whose figures look too good to be true (the anomaly guard). 1 turns
+            the guard off.
     """
 
     probe_interval_s: float = 5.0
@@ -41,7 +51,7 @@ class HealthConfig:
     probe_fast_s: float = 0.25
     probe_told_s: float = 60.0
     probe_backoff: float = 1.5
-    strikes_max: int = 2
+    strikes_max: int = 3
     failures_max: int = 3
     failure_rate_max: float = 0.5
     window_s: int = 10
@@ -52,6 +62,11 @@ class HealthConfig:
     forgive_s: float = 60.0
     slow_start_s: float = 10.0
     slow_start_share: float = 0.1
+    probes_max: int = 128
+    models_every_s: float = 30.0
+    silent_s: float = 3.0
+    hang_s: float = 10.0
+    suspicion: float = 3.0
 
     def __post_init__(self) -> None:
         for name in (
@@ -62,10 +77,13 @@ class HealthConfig:
             "probe_fast_s",
             "open_s",
             "open_max_s",
+            "models_every_s",
+            "silent_s",
+            "hang_s",
         ):
             if not getattr(self, name) > 0.0:
                 raise ValueError(f"{name} must be above 0, not {getattr(self, name)}")
-        for name in ("strikes_max", "failures_max", "window_s", "window_min", "recoveries_min"):
+        for name in ("strikes_max", "failures_max", "window_s", "window_min", "recoveries_min", "probes_max"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
         if not 0.0 < self.slow_start_share <= 1.0:
@@ -76,5 +94,6 @@ class HealthConfig:
             raise ValueError("probe_limit_s must not be above probe_timeout_s")
         if self.open_s > self.open_max_s:
             raise ValueError("open_s must not be above open_max_s")
-        if self.probe_backoff < 1.0:
-            raise ValueError(f"probe_backoff must be at least 1, not {self.probe_backoff}")
+        for name in ("probe_backoff", "suspicion"):
+            if getattr(self, name) < 1.0:
+                raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")

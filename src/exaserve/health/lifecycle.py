@@ -15,6 +15,7 @@ state::
 
 - UNKNOWN: never probed with success; takes nothing. A first success is enough to use it: it has no bad past.
 - HEALTHY: takes its full share.
+- RENEWED leads from HEALTHY and RAMPING to HALF_OPEN: another process answers there, perhaps with other models.
 - EJECTED: the breaker is open. Takes nothing and is not even probed until it has cooled, each time longer.
 - HALF_OPEN: still takes no client's request. Probes, which nobody waits for, decide.
 - RAMPING: back, with a share that grows, since its caches are cold and every gateway sees it empty at the same time.
@@ -47,6 +48,8 @@ class Event(Enum):
     """Too many failures, passive or probed, in a row or by rate."""
     COOLED = "cooled"
     """The open time is over."""
+    RENEWED = "renewed"
+    """Another process answers at its address."""
     RAMPED = "ramped"
     """The slow start is over."""
 
@@ -62,11 +65,13 @@ TRANSITIONS: dict[tuple[State, Event], State] = {
     (State.UNKNOWN, Event.PROBED_WELL): State.HEALTHY,
     (State.UNKNOWN, Event.PROBED_BADLY): State.UNKNOWN,
     (State.HEALTHY, Event.TRIPPED): State.EJECTED,
+    (State.HEALTHY, Event.RENEWED): State.HALF_OPEN,
     (State.EJECTED, Event.COOLED): State.HALF_OPEN,
     (State.HALF_OPEN, Event.PROBED_WELL): State.RAMPING,
     (State.HALF_OPEN, Event.PROBED_BADLY): State.EJECTED,
     (State.RAMPING, Event.RAMPED): State.HEALTHY,
     (State.RAMPING, Event.TRIPPED): State.EJECTED,
+    (State.RAMPING, Event.RENEWED): State.HALF_OPEN,
 }
 
 

@@ -23,24 +23,33 @@ class ProbeVerdict:
 
 
 def judge_probe(
-    config: HealthConfig, *, status: int | None, latency_s: float, progressed: bool, error: str = ""
+    config: HealthConfig,
+    *,
+    status: int | None,
+    latency_s: float,
+    progressed: bool,
+    error: str = "",
+    timeout_s: float | None = None,
 ) -> ProbeVerdict:
     """Judges a real 1-token completion.
 
     Args:
         status: HTTP status, None where there was no answer.
         latency_s: from sending to the whole answer, or to giving up, seconds.
-        progressed: whether the replica did other work meanwhile (an answer began, token counters grew). A full engine
+        progressed: whether the replica did other work meanwhile (an answer began, its figures moved). A full engine
             queues probes as it queues everything; ejecting it for that would push its load onto the others and eject
             them next. A frozen one makes no progress.
         error: what went wrong below HTTP, "" if nothing.
+        timeout_s: when this probe was given up, ``probe_timeout_s`` unless said otherwise. One given up earlier has
+            only missed the limit.
     """
     if status is None:
-        timed_out = latency_s >= 0.99 * config.probe_timeout_s  # timers may be a millisecond early
+        timeout_s = config.probe_timeout_s if timeout_s is None else timeout_s
+        timed_out = latency_s >= 0.99 * timeout_s  # timers may be a millisecond early
         if timed_out and progressed:
-            return ProbeVerdict(0, f"busy: probe unanswered for {config.probe_timeout_s:g} s, but working")
-        detail = error or f"no answer within {config.probe_timeout_s:g} s"
-        return ProbeVerdict(2 if timed_out else 1, detail)
+            return ProbeVerdict(0, f"busy: probe unanswered for {timeout_s:g} s, but working")
+        detail = error or f"no answer within {timeout_s:g} s"
+        return ProbeVerdict(2 if timed_out and timeout_s >= config.probe_timeout_s else 1, detail)
     if status == 429:
         return ProbeVerdict(0, "busy: 429")
     if not 200 <= status < 300:

@@ -13,7 +13,7 @@ from exaserve.planning.demand import REFERENCE_CLASSES, RequestClass, Targets, T
 from exaserve.planning.deploy import cluster_file
 from exaserve.planning.engine import EngineVersion, parse_engine
 from exaserve.planning.explain import Term, explain
-from exaserve.planning.fleet import Fleet, PlanRequest
+from exaserve.planning.fleet import Machines, PlanRequest
 from exaserve.planning.formats import FORMATS, WeightFormat
 from exaserve.planning.logs import Comparison, LogFacts, compare, read_log
 from exaserve.planning.memory import MeasuredMemory, MemoryPlan, MemoryRequest, plan_memory
@@ -30,8 +30,8 @@ __all__ = [
     "ClusterPlan",
     "Comparison",
     "EngineVersion",
-    "Fleet",
     "LogFacts",
+    "Machines",
     "MeasuredMemory",
     "MemoryPlan",
     "MemoryRequest",

@@ -14,7 +14,7 @@ from exaserve.planning.memory import MeasuredMemory, MemoryRequest
 from exaserve.planning.network import NetworkLink
 from exaserve.planning.weights import Parallelism
 
-__all__ = ["Fleet", "PlanRequest"]
+__all__ = ["Machines", "PlanRequest"]
 
 SEQS_PLANNED = 256
 """Sequences a replica runs at once in a plan with a demand, unless given."""
@@ -23,8 +23,8 @@ LENGTH_LEAST = 8192
 
 
 @dataclass(frozen=True, slots=True)
-class Fleet:
-    """Machines.
+class Machines:
+    """What a plan may put replicas on.
 
     Attributes:
         link_group: cards that fast links (NVLink, xGMI) join; 0 takes all of a node where the card has such links, and
@@ -74,7 +74,7 @@ class PlanRequest:
     """
 
     arch: Architecture
-    fleet: Fleet
+    fleet: Machines
     demand: TrafficDemand
     demand_given: bool = True
     targets: Targets = field(default_factory=Targets)

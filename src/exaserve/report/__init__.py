@@ -2,8 +2,7 @@
 
 from exaserve.report.page import Cell, Figure, page, table
 from exaserve.report.runs import GateView, HeatView, RunView, ScenarioView, StepView, runs_report
-from exaserve.report.svg import Series, bars, heat, lines, percentiles
-from exaserve.report.words import number, seconds
+from exaserve.report.svg import Series, bars, heat, lines, percentiles, seconds
 
 __all__ = [
     "Cell",
@@ -17,7 +16,6 @@ __all__ = [
     "bars",
     "heat",
     "lines",
-    "number",
     "page",
     "percentiles",
     "runs_report",

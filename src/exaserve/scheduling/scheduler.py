@@ -19,7 +19,6 @@ from exaserve.domain.errors import ConfigError
 from exaserve.domain.replica import ReplicaId, ReplicaSpec, Report
 from exaserve.domain.request import Outcome, RequestFacts, Usage
 from exaserve.scheduling.config import SchedulerConfig
-from exaserve.scheduling.entropy import literal_score
 from exaserve.scheduling.explanation import Explanation, candidates
 from exaserve.scheduling.ledger import ReplicaLedger
 from exaserve.scheduling.membership import Membership
@@ -188,15 +187,6 @@ class Scheduler:
         for ledger in self._ledgers.values():
             if ledger.seen.at < oldest:
                 ledger.expire_report(now)
-
-    def report_scores(self) -> dict[ReplicaId, float]:
-        """The text's score of each replica with a fresh and complete report, for the anomaly guard (A4)."""
-        scores = {}
-        for replica, ledger in self._ledgers.items():
-            score, known = literal_score(ledger)
-            if known:
-                scores[replica] = score
-        return scores
 
     def signal_missing(self) -> Mapping[str, int]:
         """Decisions taken without a signal that the policy wanted, by signal."""

@@ -170,7 +170,7 @@ class Director:
             replica.spec = dataclasses.replace(replica.spec, version=event.what)
             replica.slow = event.factor
             for gateway in self._gateways:
-                gateway.scheduler.update(replica.spec)
+                gateway.fleet.update(replica.spec)
             self._world.at(now + event.ready_s, self._ready, replica)
         self._world.at(now + max(event.ready_s, _DRAINED_S), self._rolled, roll)
 

@@ -12,9 +12,11 @@ from random import Random
 from exaserve.domain.errors import QueueFull
 from exaserve.domain.replica import ReplicaId, Report
 from exaserve.domain.request import Outcome, RequestFacts, Usage
-from exaserve.health import AnomalyGuard, FailureKind, HealthBook
+from exaserve.health import FailureKind
 from exaserve.perfmodel.engine import State
 from exaserve.scheduling import Admission, Placement, PolicyFactory, Refusal, RefusalReason, Scheduler
+from exaserve.serving.fleet import Fleet
+from exaserve.serving.member import ChangeKind
 from exaserve.simulate.call import Call
 from exaserve.simulate.replica import Job, SimReplica
 from exaserve.simulate.world import World
@@ -23,8 +25,6 @@ __all__ = ["SimGateway"]
 
 TICK_S = 0.05
 """How often health, probes and deadlines are looked at."""
-PROBES_MAX = 128
-SUSPICION = 3.0
 BACKOFF_S = (0.25, 0.5, 1.0, 2.0)
 """Waits before a request that has tried every replica starts again."""
 PROBE_TOKENS = 8
@@ -39,13 +39,14 @@ _KINDS = {
 class Probe(Job):
     """A completion of one token that health asked for."""
 
-    __slots__ = ("ended", "replica", "sent_at")
+    __slots__ = ("ended", "replica", "sent_at", "timeout_s")
 
-    def __init__(self, gateway: SimGateway, replica: SimReplica, now: float) -> None:
+    def __init__(self, gateway: SimGateway, replica: SimReplica, now: float, timeout_s: float) -> None:
         super().__init__(PROBE_TOKENS, 1)
         self.gateway = gateway
         self.replica = replica
         self.sent_at = now
+        self.timeout_s = timeout_s
         self.ended = False
 
     def on_done(self, now: float) -> None:
@@ -73,7 +74,7 @@ class SimGateway:
         self.scheduler = Scheduler(cluster.scheduling, Random(seed), policies)
         self.scheduler.set_policy(policy)
         self.admission = Admission(cluster.admission)
-        self.health = HealthBook(cluster.health, self._health_changed)
+        self.fleet = Fleet(self.scheduler, cluster.health, self._changes_wait)
         self.retry = cluster.gateway.retry
         self.timeouts = cluster.gateway.timeouts
         self.reports_ages = policy == "literal"
@@ -82,8 +83,6 @@ class SimGateway:
         self._peers: list[SimGateway] = []
         self._under_way: dict[Call, None] = {}
         self._budget = self.retry.budget_min_per_s * self.retry.budget_window_s
-        self._guard = AnomalyGuard()
-        self._suspects: set[ReplicaId] = set()
         self._seq = 0
         self._probes: dict[Probe, None] = {}
         self._facts: dict[tuple[int, int, int], RequestFacts] = {}
@@ -102,7 +101,7 @@ class SimGateway:
         """Begins to look at deadlines and telemetry; ``phase`` (0..1) spreads the gateways over the intervals."""
         interval_s = self.world.cluster.telemetry.interval_s
         self.world.at(now + phase * TICK_S, self._tick)
-        self.world.at(now + phase * interval_s, self._guard_tick)
+        self.world.at(now + phase * interval_s, self._look)
 
     # -- requests ---------------------------------------------------------------------------------------------------
     def arrive(self, call: Call, now: float) -> None:
@@ -207,7 +206,7 @@ class SimGateway:
         self.world.recorder.first[call.index] = now
         call.answered = True
         self.scheduler.first_token(placement, now)
-        self.health.succeeded(placement.replica_id, now)
+        self.fleet.succeeded(placement.replica_id, now)
         if self._peers:
             self.world.at(now + (self._told_s or 0.0), self._tell_first, call.index)
 
@@ -242,7 +241,7 @@ class SimGateway:
         placement = call.placement
         if placement is None or call.over:
             return
-        self.health.failed(placement.replica_id, _KINDS[why], now)
+        self.fleet.failed(placement.replica_id, _KINDS[why], now)
         if call.answered:
             self._settle(call, now, Outcome.REPLICA_FAILED)
             self._end(call, now, "cut")
@@ -318,30 +317,26 @@ class SimGateway:
     def add(self, replica: SimReplica, now: float, *, known: bool) -> None:
         """Takes a replica into account; ``known``: it has been probed well before the run."""
         spec = replica.spec
-        self.scheduler.add(spec, now)
         if known and self.world.settings.probes:
             # As if probed at some instant of the last interval, so that probes are spread from the start.
-            since = now - self.world.cluster.health.probe_interval_s * self.world.rng.random()
-            self.health.add(spec.id, since)
-            self.health.probed(spec.id, ok=True, detail="known", now=since, latency_s=0.0)
-        else:
-            self.health.add(spec.id, now)
-            if known:
-                self.health.probed(spec.id, ok=True, detail="known", now=now, latency_s=0.0)
+            now -= self.world.cluster.health.probe_interval_s * self.world.rng.random()
+        self.fleet.add(spec, now)
+        if known:
+            self.fleet.probed(spec.id, ok=True, detail="known", now=now, latency_s=0.0)
 
     def remove(self, replica: ReplicaId) -> None:
-        self.health.remove(replica)
-        self._guard.forget(replica)
-        self._suspects.discard(replica)
-        self.scheduler.remove(replica)
+        self.fleet.remove(replica)
 
-    def _health_changed(self, replica: ReplicaId, available: bool, reason: str, share: float) -> None:
-        before = self.scheduler.states()[replica].standing.available
-        self.scheduler.set_health(replica, available, reason, share if available else 1.0)
-        if before and not available:
-            self.world.at(self.world.now, self._evacuate, replica)
+    def _changes_wait(self) -> None:
+        self.world.at(self.world.now, self._carry_out)
 
-    def _evacuate(self, now: float, replica: ReplicaId, _: object) -> None:
+    def _carry_out(self, now: float, _a: object, _b: object) -> None:
+        for change in self.fleet.take():
+            if change.kind is ChangeKind.LEAVE:
+                self._evacuate(now, change.replica)
+        self.wake(now)
+
+    def _evacuate(self, now: float, replica: ReplicaId) -> None:
         """Moves what waits for its first token off a replica that health has taken out."""
         held = self.world.replicas.get(replica)
         if held is None:
@@ -352,11 +347,10 @@ class SimGateway:
             if job.attempts < self.retry.attempts_max and self._take_retry():
                 held.abort(job, now)
                 self._move(job, now, Outcome.REPLICA_FAILED)
-        self.wake(now)
 
     def _tick(self, now: float, _a: object, _b: object) -> None:
         self.world.at(now + TICK_S, self._tick)
-        self.health.tick(now)
+        self.fleet.tick(now)
         if self.world.settings.probes:
             self._probe(now)
         if self._waiting:
@@ -364,17 +358,15 @@ class SimGateway:
             self.wake(now)
 
     def _probe(self, now: float) -> None:
-        timeout_s = self.health.config.probe_timeout_s
-        for probe in [p for p in self._probes if p.sent_at + timeout_s <= now]:
+        for probe in [p for p in self._probes if p.sent_at + p.timeout_s <= now]:
             probe.replica.abort(probe, now)
             self.probed(probe, None, now)
-        for replica in self.health.due(now):
-            if len(self._probes) >= PROBES_MAX:
+        for replica in self.fleet.due(now):
+            if len(self._probes) >= self.fleet.config.probes_max:
                 break
             target = self.world.replicas.get(replica)
             if target is not None:
-                self.health.probe_started(replica)
-                probe = Probe(self, target, now)
+                probe = Probe(self, target, now, self.fleet.probe_started(replica))
                 self._probes[probe] = None
                 target.submit(now, probe)
 
@@ -385,8 +377,7 @@ class SimGateway:
         probe.ended = True
         del self._probes[probe]
         latency_s = now - probe.sent_at
-        self.health.probe_finished(probe.replica.id, now, status=status, latency_s=latency_s, error=error)
-        self.wake(now)
+        self.fleet.probe_finished(probe.replica.id, now, status=status, latency_s=latency_s, error=error)
 
     def _expire_queue(self, now: float) -> None:
         expired = self.admission.expired(now)
@@ -437,35 +428,16 @@ class SimGateway:
                 self._reported(now, report, None)
 
     def _reported(self, now: float, report: Report, _: object) -> None:
-        replica = report.replica
-        ledger = self.scheduler.states().get(replica)
-        last = None if ledger is None else ledger.seen.report
-        if last is not None:
-            grown = _tokens(report) - _tokens(last)
-            if grown < 0:
-                self.scheduler.restarted(replica)
-            if grown:
-                self.health.progressed(replica, now)
-        self.scheduler.report(report, now)
+        self.fleet.report(report, now)
         if self._waiting:
             self.wake(now)
 
-    def _guard_tick(self, now: float, _a: object, _b: object) -> None:
-        self.world.at(now + self.world.cluster.telemetry.interval_s, self._guard_tick)
-        self.scheduler.tick(now)
-        suspects = self._guard.observe(self.scheduler.report_scores(), now)
-        for replica in sorted(suspects - self._suspects):
-            self.scheduler.set_suspicion(replica, SUSPICION)
-        for replica in sorted(self._suspects - suspects):
-            self.scheduler.set_suspicion(replica, 1.0)
-        self._suspects = suspects
+    def _look(self, now: float, _a: object, _b: object) -> None:
+        interval_s = self.world.cluster.telemetry.interval_s
+        self.world.at(now + interval_s, self._look)
+        self.fleet.look(now, interval_s)
 
     def validate(self) -> None:
         self.scheduler.validate()
         self.admission.validate()
-        self.health.validate()
-
-
-def _tokens(report: Report) -> float:
-    """All that the engine has ever computed."""
-    return (report.prompt_tokens_total or 0) + (report.generation_tokens_total or 0)
+        self.fleet.validate()

@@ -40,7 +40,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from exaserve.config import Cluster, is_loopback, join_address
+from exaserve.config import Cluster, is_loopback
 from exaserve.config.show import effective
 from exaserve.domain.errors import ConfigError
 from exaserve.domain.replica import ReplicaId
@@ -52,9 +52,9 @@ from exaserve.gateway.fleet.gauges import entropy_terms
 from exaserve.gateway.fleet.registries import Registries
 from exaserve.gateway.fleet.telemetry import Telemetry
 from exaserve.gateway.peers.peering import Peering
-from exaserve.health import HealthBook
 from exaserve.observe import EventLog, GatewayMetrics
 from exaserve.scheduling import Admission, ReplicaLedger, Scheduler, block_hashes
+from exaserve.serving.fleet import Fleet
 
 __all__ = ["AdminServer", "Control", "build_admin"]
 
@@ -70,7 +70,7 @@ class Control(Protocol):
     clock: Callable[[], float]
     scheduler: Scheduler
     admission: Admission
-    health: HealthBook
+    fleet: Fleet
     metrics: GatewayMetrics
     core: Core
     telemetry: Telemetry
@@ -199,7 +199,7 @@ class _Admin:
         control = self._control
         now = control.clock()
         spec = state.spec
-        health = control.health.view(state.id, now)
+        health = control.fleet.view(state.id, now)
         polling = control.telemetry.view(state.id)
         report = state.seen.report if state.seen.fresh else None
         return {
@@ -218,7 +218,7 @@ class _Admin:
             "weight": state.standing.weight,
             "forced_score": _finite(state.standing.forced),
             "share": state.standing.ramp if state.standing.available else 0.0,
-            "suspect": state.id in control.telemetry.suspects,
+            "suspect": state.id in control.fleet.suspects,
             "ejections": health.ejections,
             "consecutive_failures": health.consecutive_failures,
             "last_failure": health.last_failure,
@@ -474,7 +474,8 @@ class AdminServer:
         )
         self._server = _Uvicorn(config)
         self._task = asyncio.create_task(self._server.serve(sockets=[bound]))
-        return f"http://{join_address(self._host, bound.getsockname()[1])}"
+        host = f"[{self._host}]" if ":" in self._host else self._host
+        return f"http://{host}:{bound.getsockname()[1]}"
 
     def _listen(self) -> socket.socket:
         info = socket.getaddrinfo(self._host, self._port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]

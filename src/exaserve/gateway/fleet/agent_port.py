@@ -12,9 +12,8 @@ from exaserve.domain.replica import ReplicaId, ReplicaSpec
 from exaserve.gateway.core import Core
 from exaserve.gateway.fleet.agents import AgentServer
 from exaserve.gateway.fleet.telemetry import Telemetry
-from exaserve.health import HealthBook
 from exaserve.observe import EventLog
-from exaserve.scheduling import Scheduler
+from exaserve.serving.fleet import Fleet
 from exaserve.wire.tls import mutual_tls
 
 __all__ = ["agents_of"]
@@ -26,8 +25,7 @@ class Host(Protocol):
     cluster: Cluster
     log: EventLog
     clock: Callable[[], float]
-    scheduler: Scheduler
-    health: HealthBook
+    fleet: Fleet
     core: Core
     telemetry: Telemetry
 
@@ -57,8 +55,7 @@ def agents_of(settings: AgentSettings, host: Host, token: str | None) -> AgentSe
         None if token is None else token.encode(),
         tls,
         host,
-        host.scheduler,
-        host.health,
+        host.fleet,
         host.telemetry,
         host.log,
         host.core.wake,

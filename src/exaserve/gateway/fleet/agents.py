@@ -19,9 +19,8 @@ from exaserve.domain.replica import ReplicaId, ReplicaSpec
 from exaserve.gateway.fleet import machine_figures as figures
 from exaserve.gateway.fleet.roster import Row, merged
 from exaserve.gateway.fleet.telemetry import Telemetry
-from exaserve.health import HealthBook
 from exaserve.observe import EventLog, Family, labels
-from exaserve.scheduling import Scheduler
+from exaserve.serving.fleet import Fleet
 from exaserve.wire import (
     Figures,
     Kind,
@@ -84,8 +83,7 @@ class AgentServer:
         token: bytes | None,
         tls: ssl.SSLContext | None,
         members: Members,
-        scheduler: Scheduler,
-        health: HealthBook,
+        fleet: Fleet,
         telemetry: Telemetry,
         log: EventLog,
         on_report: Callable[[], None],
@@ -95,8 +93,8 @@ class AgentServer:
         self.name = name
         self.token = token
         self.members = members
-        self.scheduler = scheduler
-        self.health = health
+        self.scheduler = fleet.scheduler
+        self.fleet = fleet
         self.telemetry = telemetry
         self.log = log
         self.on_report = on_report
@@ -139,7 +137,7 @@ class AgentServer:
         now = self.clock()
         for spec in specs:
             self.telemetry.hold(spec.id)
-            self.health.told(spec.id, "waiting for its node's agent", now, ready=False)
+            self.fleet.told(spec.id, "waiting for its node's agent", now, ready=False)
 
     def adopt(self, replica: ReplicaId) -> bool:
         """The cluster file names it from now on too; whether an agent had announced it before."""
@@ -247,7 +245,7 @@ class AgentServer:
         if left and row.announced:
             self._forget(row)
             return
-        self.health.word_lost(row.id, why, now)
+        self.fleet.word_lost(row.id, why, now)
         self.telemetry.release(row.id)
         self._undrain(row)
 
@@ -306,7 +304,7 @@ class AgentServer:
     def _apply(self, row: Row, state: ReplicaState, now: float) -> None:
         row.told = state
         if row.pid and state.pid and row.pid != state.pid:
-            self.scheduler.restarted(row.id)
+            self.fleet.restarted(row.id, f"process {state.pid} instead of {row.pid}", now)
         row.pid = state.pid or row.pid
         if state.state != row.state:
             self.log.debug("replica_state", replica=row.id, state=state.state, why=state.reason)
@@ -318,7 +316,7 @@ class AgentServer:
             return
         if state.ready != row.ready or not state.ready:
             row.ready = state.ready
-            self.health.told(row.id, f"{state.state}: {state.reason}", now, ready=state.ready)
+            self.fleet.told(row.id, f"{state.state}: {state.reason}", now, ready=state.ready)
         self._undrain(row)
 
     # ---- time ---------------------------------------------------------------------------------------------------

@@ -7,10 +7,11 @@ from collections.abc import Iterable
 
 from exaserve.domain.replica import ReplicaId
 from exaserve.domain.request import RequestFacts
-from exaserve.health import HealthBook, State
+from exaserve.health import State
 from exaserve.observe import Family, labels
-from exaserve.scheduling import ReplicaLedger, Scheduler
+from exaserve.scheduling import ReplicaLedger
 from exaserve.scheduling.entropy import cost, terms
+from exaserve.serving.fleet import Fleet
 
 __all__ = ["ReplicaGauges", "entropy_terms"]
 
@@ -31,9 +32,9 @@ class ReplicaGauges:
     tokens.
     """
 
-    def __init__(self, scheduler: Scheduler, health: HealthBook) -> None:
-        self._scheduler = scheduler
-        self._health = health
+    def __init__(self, fleet: Fleet) -> None:
+        self._scheduler = fleet.scheduler
+        self._health = fleet.health
         self._labels: dict[ReplicaId, _Labels] = {}
 
     def families(self, now: float) -> Iterable[Family]:

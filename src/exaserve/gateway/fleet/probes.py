@@ -1,8 +1,9 @@
 """Active probes: a real 1-token completion per replica, since a process that answers ``/health`` may still not
 generate.
 
-A replica's first probe also asks ``/v1/models`` for what it serves and how long a context it takes. All replicas are
-probed at once at the start, so that a gateway is ready as soon as they are.
+A replica's first probe also asks ``/v1/models`` for what it serves and how long a context it takes, and so does the
+first one after it was out or has restarted. All replicas are probed at once at the start, so that a gateway is ready as
+soon as they are.
 """
 
 from __future__ import annotations
@@ -12,69 +13,41 @@ import dataclasses
 import time
 from collections.abc import Callable
 
-import msgspec
-
-from exaserve.domain.replica import ReplicaId, ReplicaSpec
-from exaserve.engines import health_path
 from exaserve.engines.fetch import Fetched, fetch
-from exaserve.engines.probe import DIALECTS, NEXT_DIALECT, ModelList, completion_probe, reason_of
-from exaserve.health import HealthBook
+from exaserve.engines.probe import DIALECTS, NEXT_DIALECT, Ask, ask_completion, ask_models, reason_of
 from exaserve.observe import EventLog
-from exaserve.scheduling import Scheduler
+from exaserve.serving.fleet import Fleet
+from exaserve.serving.member import Member
 
 __all__ = ["Probes"]
 
-PROBES_MAX = 128
-"""Probes under way at once. Each is one connection; hung ones hold theirs for the probe's time-out."""
 TICK_S = 0.05
-MODELS_EVERY_S = 30.0
-"""How often a replica whose models were asked for is asked again: adapters come and go."""
-
-
-class _Target:
-    __slots__ = ("asks_models", "dialect", "listed", "models_at", "spec")
-
-    def __init__(self, spec: ReplicaSpec) -> None:
-        self.spec = spec
-        self.asks_models = not spec.models
-        self.listed: frozenset[str] = frozenset()
-        self.models_at = float("-inf")
-        self.dialect: int | None = None
 
 
 class Probes:
-    """Probes replicas from :meth:`add` to :meth:`remove`, when the health book says so.
+    """Probes the fleet's members from :meth:`start` to :meth:`stop`, when their health says so.
 
     Args:
         on_models: called after a replica's models changed in the scheduler.
-        clock: monotonic seconds, the same as the health book's callers use.
+        clock: monotonic seconds, the same as the fleet's callers use.
         api_key: what the engines want as bearer token, "" for none.
     """
 
     def __init__(
         self,
-        scheduler: Scheduler,
-        health: HealthBook,
+        fleet: Fleet,
         log: EventLog,
         on_models: Callable[[], None],
         clock: Callable[[], float] = time.monotonic,
         api_key: str = "",
     ) -> None:
-        self._scheduler = scheduler
-        self._health = health
+        self._fleet = fleet
         self._log = log
         self._on_models = on_models
         self._clock = clock
         self._api_key = api_key
-        self._targets: dict[ReplicaId, _Target] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._timer: asyncio.Handle | None = None
-
-    def add(self, spec: ReplicaSpec) -> None:
-        self._targets[spec.id] = _Target(spec)
-
-    def remove(self, replica: ReplicaId) -> None:
-        self._targets.pop(replica, None)
 
     def start(self) -> None:
         """Begins probing; needs the running loop."""
@@ -83,7 +56,6 @@ class Probes:
     async def stop(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
-        self._targets.clear()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -92,96 +64,71 @@ class Probes:
         loop = asyncio.get_running_loop()
         self._timer = loop.call_later(TICK_S, self._tick)
         now = self._clock()
-        self._health.tick(now)
-        for replica in self._health.due(now):
-            if len(self._tasks) >= PROBES_MAX:
+        fleet = self._fleet
+        fleet.tick(now)
+        for replica in fleet.due(now):
+            if len(self._tasks) >= fleet.config.probes_max:
                 break
-            target = self._targets.get(replica)
-            if target is None:
-                continue
-            self._health.probe_started(replica)
-            task = loop.create_task(self._probe(target))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+            member = fleet.member(replica)
+            if member is not None:
+                task = loop.create_task(self._probe(member, fleet.probe_started(replica)))
+                self._tasks.add(task)
+                task.add_done_callback(self._tasks.discard)
 
-    async def _probe(self, target: _Target) -> None:
+    async def _probe(self, member: Member, timeout_s: float) -> None:
         """One probe, whatever happens ends in exactly one verdict, unless the replica has been removed meanwhile."""
-        replica = target.spec.id
         result = Fetched(None, b"", "probe cancelled", self._clock(), 0.0)
         try:
-            result = await self._ask(target)
+            result = await self._ask(member, timeout_s)
         finally:
-            if self._targets.get(replica) is target:
+            if self._fleet.member(member.id) is member:
                 error = result.error or reason_of(result.status, result.body)
-                self._health.probe_finished(
-                    replica, self._clock(), status=result.status, latency_s=result.latency_s, error=error
+                self._fleet.probe_finished(
+                    member.id, self._clock(), status=result.status, latency_s=result.latency_s, error=error
                 )
 
-    async def _ask(self, target: _Target) -> Fetched:
+    async def _ask(self, member: Member, timeout_s: float) -> Fetched:
         """The models where they are due, then the completion."""
-        now = self._clock()
-        if now - target.models_at >= (MODELS_EVERY_S if target.asks_models else float("inf")):
-            listing = await self._ask_models(target)
-            if listing is not None and not target.spec.models:
-                return listing
-        return await self._ask_completion(target)
+        url = member.ledger.url
 
-    async def _ask_models(self, target: _Target) -> Fetched | None:
-        """Updates models and context length; returns the result where it says that the replica is not well."""
-        spec = target.spec
-        timeout_s = self._health.config.probe_timeout_s
-        result = await fetch(
-            spec.url, "GET", "/v1/models", timeout_s=timeout_s, api_key=self._api_key, clock=self._clock
-        )
-        if result.status != 200:
+        async def ask(method: str, path: str, body: bytes) -> Fetched:
+            return await fetch(
+                url, method, path, timeout_s=timeout_s, body=body, api_key=self._api_key, clock=self._clock
+            )
+
+        if self._fleet.models_due(member, self._clock()):
+            listing = await self._ask_models(member, ask)
+            if listing is not None and member.learns_models:
+                return listing
+        return await self._ask_completion(member, ask)
+
+    async def _ask_models(self, member: Member, ask: Ask) -> Fetched | None:
+        """Takes over what it lists; returns the result where that says that the replica is not well."""
+        result, cards = await ask_models(ask)
+        if cards is None or self._fleet.member(member.id) is not member:
             return result
-        try:
-            listed = msgspec.json.decode(result.body, type=ModelList).data
-        except msgspec.DecodeError as error:
-            return dataclasses.replace(result, status=None, error=f"/v1/models: {error}")
-        if self._targets.get(spec.id) is not target:
-            return None
-        target.models_at = self._clock()
-        target.listed = frozenset(model.id for model in listed)
-        lengths = [model.max_model_len for model in listed if model.max_model_len]
-        changed = dataclasses.replace(
-            spec,
-            models=tuple(sorted(target.listed)) if target.asks_models else spec.models,
-            max_model_len=spec.max_model_len or (min(lengths) if lengths else 0),
-        )
-        if changed != spec:
-            target.spec = changed
-            target.dialect = None
-            self._scheduler.update(changed)
+        if self._fleet.listed(member.id, cards, self._clock()):
+            spec = member.ledger.spec
             self._log.debug(
-                "replica_models", replica=spec.id, models=",".join(changed.models), max_model_len=changed.max_model_len
+                "replica_models", replica=member.id, models=",".join(spec.models), max_model_len=spec.max_model_len
             )
             self._on_models()
-        if not changed.models:
+        if not cards:
             return dataclasses.replace(result, status=None, error="/v1/models lists no model")
         return None
 
-    async def _ask_completion(self, target: _Target) -> Fetched:
-        """A completion in the dialect that worked last, else the first that does not say "not here"."""
-        spec = target.spec
-        timeout_s = self._health.config.probe_timeout_s
-        first = target.dialect if target.dialect is not None else 0
-        result = Fetched(None, b"", "not asked", self._clock(), 0.0)
-        for index in range(first, len(DIALECTS)):
-            if DIALECTS[index] == "health" and spec.models[0] not in target.listed:
-                break  # it refuses this model in every way and does not list it: being alive is not enough
-            method, path, body = completion_probe(DIALECTS[index], spec.models[0], health_path(spec.engine))
-            result = await fetch(
-                spec.url, method, path, timeout_s=timeout_s, body=body, api_key=self._api_key, clock=self._clock
-            )
-            if result.status is not None and 200 <= result.status < 300:
-                if target.dialect != index:
-                    target.dialect = index
-                    self._log.debug("probe_dialect", replica=spec.id, dialect=DIALECTS[index])
-                return result
-            if result.status not in NEXT_DIALECT:
-                return result
-        # What worked before does not any more: perhaps another model is served now.
-        target.dialect = None
-        target.models_at = float("-inf")
+    async def _ask_completion(self, member: Member, ask: Ask) -> Fetched:
+        spec = member.ledger.spec
+        # What refuses this model in every way and does not list it may be alive, but that is not enough.
+        listed = any(card.id == spec.models[0] for card in member.cards)
+        first = member.dialect or 0
+        result, worked = await ask_completion(ask, spec.models[0], spec.engine, first, alive_is_enough=listed)
+        if worked is not None:
+            if worked != member.dialect:
+                self._log.debug("probe_dialect", replica=member.id, dialect=DIALECTS[worked])
+            member.dialect = worked
+        elif result.status in NEXT_DIALECT:
+            # What worked before does not any more: perhaps another model is served now.
+            member.dialect = None
+            member.models_at = float("-inf")
         return result

@@ -19,12 +19,11 @@ from typing import Protocol
 import msgspec
 
 from exaserve.config.settings import TelemetrySettings
-from exaserve.domain.replica import ReplicaId, ReplicaSpec, Report
-from exaserve.engines import ENGINES, Signals, metrics_paths, parse
-from exaserve.engines.fetch import Fetched, Fetcher
-from exaserve.health import AnomalyGuard, HealthBook
+from exaserve.domain.replica import ReplicaId, ReplicaSpec
+from exaserve.engines import ENGINES, MetricsReader
+from exaserve.engines.fetch import REFUSED, Fetched, Fetcher
 from exaserve.observe import EventLog, Family, labels
-from exaserve.scheduling import Scheduler
+from exaserve.serving.fleet import Fleet
 from exaserve.wire import Batch
 from exaserve.wire.batch import report_of
 
@@ -32,14 +31,10 @@ __all__ = ["Named", "Telemetry", "TelemetryView"]
 
 BACKOFF_MAX_S = 2.0
 """Longest pause between polls of a replica that does not answer them: it may be back any moment."""
-GUARD_EVERY_TICK_MAX = 768
-"""Replicas up to which the anomaly guard looks in every interval; with twice as many in every second, and so on."""
 POLLS_PER_S_MAX = 1_000.0
 """Polls of all replicas together; with more than 200 replicas the interval grows. Agents are for those sizes."""
 RELEASE_S = 4.0
 """Longest time until a replica whose agent is lost is polled from here."""
-SUSPICION = 3.0
-"""Factor on the cost of a replica whose reports look too good to be true (A4)."""
 
 
 class Named(Protocol):
@@ -69,37 +64,21 @@ class TelemetryView:
 
 
 class _Poller:
-    __slots__ = (
-        "engine",
-        "error",
-        "failures",
-        "failures_row",
-        "fetcher",
-        "generated",
-        "held",
-        "missing",
-        "path_index",
-        "paths",
-        "polls",
-        "prompted",
-        "spec",
-        "timer",
-    )
+    """The connection by which one replica is polled, and how that has gone."""
+
+    __slots__ = ("error", "failures", "failures_row", "fetcher", "held", "missing", "polls", "reader", "spec", "timer")
 
     def __init__(self, spec: ReplicaSpec, fetcher: Fetcher) -> None:
         self.spec = spec
         self.fetcher = fetcher
+        self.reader = MetricsReader(spec.engine)
         self.timer: asyncio.TimerHandle | None = None
-        self.engine = ""
-        self.paths = metrics_paths(spec.engine)
-        self.path_index = 0
         self.missing: tuple[str, ...] = ()
+        """Signals that are missing, as last told."""
         self.polls = 0
         self.failures = 0
         self.failures_row = 0
         self.error = ""
-        self.prompted = self.generated = -1.0
-        """Token counters as last reported."""
         self.held = False
 
 
@@ -108,32 +87,30 @@ class Telemetry:
 
     Args:
         on_report: called after each report the scheduler has taken, so that queued requests are looked at again.
-        clock: the monotonic clock that the scheduler's callers use, seconds.
+        clock: the monotonic clock that the fleet's callers use, seconds.
         api_key: what the engines want as bearer token, "" for none.
+        pushed_s: between two batches of an agent.
     """
 
     def __init__(
         self,
         settings: TelemetrySettings,
-        scheduler: Scheduler,
-        health: HealthBook,
+        fleet: Fleet,
         log: EventLog,
         on_report: Callable[[], None],
         clock: Callable[[], float] = time.monotonic,
         api_key: str = "",
+        pushed_s: float = 0.0,
     ) -> None:
         self._settings = settings
-        self._scheduler = scheduler
-        self._health = health
+        self._pushed_s = pushed_s
+        self._fleet = fleet
         self._log = log
         self._on_report = on_report
         self._clock = clock
         self._api_key = api_key
         self._pollers: dict[ReplicaId, _Poller] = {}
-        self._guard = AnomalyGuard()
-        self._suspects: set[ReplicaId] = set()
         self._held = 0
-        self._ticks = 0
         self._seq = 0
         self._added = 0
         self._ticker: asyncio.TimerHandle | None = None
@@ -167,8 +144,12 @@ class Telemetry:
             poller.timer.cancel()
         poller.fetcher.close()
         self._held -= poller.held
-        self._guard.forget(replica)
-        self._suspects.discard(replica)
+
+    def restarted(self, replica: ReplicaId) -> None:
+        """Another process answers there: it may be another engine."""
+        poller = self._pollers.get(replica)
+        if poller is not None:
+            poller.reader.forget()
 
     # ---- replicas that an agent watches -------------------------------------------------------------------------
     def hold(self, replica: ReplicaId) -> None:
@@ -202,33 +183,29 @@ class Telemetry:
         """What an agent found out of the engine's metrics."""
         poller = self._pollers.get(replica)
         if poller is not None:
-            poller.engine = engine if engine in ENGINES else ""
+            poller.reader.engine = engine if engine in ENGINES else ""
             self._note_missing(poller, missing)
 
     def push(self, rows: Mapping[int, Named], batch: Batch, heard_at: float) -> None:
         """An agent's batch; ``rows`` says which replica each of its indexes is. Ages count back from ``heard_at``."""
         self._seq = seq = self._seq + 1
-        pollers = self._pollers
+        pollers, fleet = self._pollers, self._fleet
         for record in batch.records:
             row = rows.get(record[0])
             if row is not None and (poller := pollers.get(row.id)) is not None:
                 report = report_of(record, row.id, seq, heard_at - record[2] * 1e-3)
                 if poller.missing:
                     report = msgspec.structs.replace(report, missing=poller.missing)
-                self._take(poller, report, heard_at)
+                fleet.report(report, heard_at)
         if batch.same:
             same = [row.id for index in batch.same if (row := rows.get(index)) is not None]
-            self._scheduler.confirm(same, seq, heard_at - batch.same_age_ms * 1e-3, heard_at)
+            fleet.confirm(same, seq, heard_at - batch.same_age_ms * 1e-3, heard_at)
 
     def view(self, replica: ReplicaId) -> TelemetryView:
         """Raises KeyError for a replica that is not polled."""
         poller = self._pollers[replica]
-        path = poller.paths[poller.path_index]
-        return TelemetryView(poller.engine, path, poller.missing, poller.polls, poller.failures, poller.error)
-
-    @property
-    def suspects(self) -> frozenset[ReplicaId]:
-        return frozenset(self._suspects)
+        reader = poller.reader
+        return TelemetryView(reader.engine, reader.path, poller.missing, poller.polls, poller.failures, poller.error)
 
     def families(self) -> Iterable[Family]:
         """Polls, failures and missing signals per replica, for the gateway's own metrics."""
@@ -255,72 +232,47 @@ class Telemetry:
         poller.timer = asyncio.get_running_loop().call_later(delay_s, self._poll, poller)
 
     def _poll(self, poller: _Poller) -> None:
-        # At most a few thousand polls a second, however many replicas have lost their agents.
-        pause_s = max(self._settings.interval_s, self._polled_now() / POLLS_PER_S_MAX)
+        pause_s = self._interval_s()
         if poller.failures_row:
             pause_s = max(pause_s, min(pause_s * 2.0 ** min(poller.failures_row - 1, 16), BACKOFF_MAX_S))
         poller.timer = asyncio.get_running_loop().call_later(pause_s, self._poll, poller)
         if not poller.fetcher.busy:
-            path = poller.paths[poller.path_index]
             poller.fetcher.start(
-                "GET", path, lambda result: self._polled(poller, result), timeout_s=self._settings.timeout_s
+                "GET",
+                poller.reader.path,
+                lambda result: self._polled(poller, result),
+                timeout_s=self._settings.timeout_s,
             )
 
-    def _polled_now(self) -> int:
-        return len(self._pollers) - self._held
+    def _interval_s(self) -> float:
+        """At most a few thousand polls a second, however many replicas have lost their agents."""
+        return max(self._settings.interval_s, (len(self._pollers) - self._held) / POLLS_PER_S_MAX)
 
     def _polled(self, poller: _Poller, result: Fetched) -> None:
-        if self._pollers.get(poller.spec.id) is not poller:
+        replica = poller.spec.id
+        if self._pollers.get(replica) is not poller:
             return
         poller.polls += 1
-        if result.status != 200:
-            self._failed(poller, result.error or f"status {result.status}", try_next=result.status in {404, 405, 501})
+        signals = poller.reader.take(result)
+        if result.status == 200:
+            self._note_missing(poller, poller.reader.missing)
+        error = poller.reader.error
+        if signals is None:
+            poller.failures += 1
+            poller.failures_row += 1
+            if result.error == REFUSED:
+                self._fleet.unreachable(replica)
+            if error != poller.error:
+                poller.error = error
+                self._log.warning("telemetry_failed", replica=replica, error=error)
             return
-        signals = parse(result.body, poller.engine or poller.spec.engine)
-        if not signals.values:
-            # Another engine may have taken the address, or this path is not the one.
-            poller.engine = ""
-            signals = parse(result.body)
-            if not signals.values:
-                self._note_missing(poller, signals.missing)
-                self._failed(poller, "no metrics of a known engine", try_next=True)
-                return
-        self._accept(poller, signals, result.sent_at)
-
-    def _failed(self, poller: _Poller, error: str, *, try_next: bool) -> None:
-        poller.failures += 1
-        poller.failures_row += 1
-        if try_next:
-            poller.path_index = (poller.path_index + 1) % len(poller.paths)
-        if error != poller.error:
-            poller.error = error
-            self._log.warning("telemetry_failed", replica=poller.spec.id, error=error)
-
-    def _accept(self, poller: _Poller, signals: Signals, sent_at: float) -> None:
-        replica = poller.spec.id
-        now = self._clock()
         if poller.error:
             self._log.info("telemetry_back", replica=replica)
         poller.error = ""
         poller.failures_row = 0
-        poller.engine = signals.engine
-        self._note_missing(poller, signals.missing)
         self._seq += 1
-        self._take(poller, signals.report(replica, self._seq, sent_at), now)
+        self._fleet.report(signals.report(replica, self._seq, result.sent_at), self._clock())
         self._on_report()
-
-    def _take(self, poller: _Poller, report: Report, now: float) -> None:
-        prompted = report.prompt_tokens_total or 0.0
-        generated = report.generation_tokens_total or 0.0
-        if generated != poller.generated or prompted != poller.prompted:
-            if prompted < poller.prompted or generated < poller.generated:
-                self._log.warning("replica_restarted", replica=report.replica)
-                self._scheduler.restarted(report.replica)
-            if poller.prompted >= 0.0:
-                self._health.progressed(report.replica, now)
-            poller.prompted = prompted
-            poller.generated = generated
-        self._scheduler.report(report, now)
 
     def _note_missing(self, poller: _Poller, missing: tuple[str, ...]) -> None:
         if missing != poller.missing:
@@ -333,16 +285,4 @@ class Telemetry:
     # ---- once per interval --------------------------------------------------------------------------------------
     def _tick(self) -> None:
         self._ticker = asyncio.get_running_loop().call_later(self._settings.interval_s, self._tick)
-        now = self._clock()
-        self._scheduler.tick(now)
-        self._ticks += 1
-        if self._ticks % (1 + len(self._pollers) // GUARD_EVERY_TICK_MAX):
-            return  # the guard compares whole pools: with thousands of replicas it looks once a second, not five times
-        suspects = self._guard.observe(self._scheduler.report_scores(), now)
-        for replica in suspects - self._suspects:
-            self._log.warning("replica_suspect", replica=replica, why="score far below all others")
-            self._scheduler.set_suspicion(replica, SUSPICION)
-        for replica in self._suspects - suspects:
-            self._log.info("replica_trusted", replica=replica)
-            self._scheduler.set_suspicion(replica, 1.0)
-        self._suspects = suspects
+        self._fleet.look(self._clock(), max(self._interval_s(), self._pushed_s))
