@@ -96,7 +96,7 @@ def test_usage_says_what_came_from_the_cache():
         b'data: {"choices":[],"usage":{"prompt_tokens":30,"completion_tokens":7,'
         b'"prompt_tokens_details":{"cached_tokens":16}}}\n\n'
     )
-    assert reader.usage() == (30, 7, 16)
+    assert reader.usage() == (30, 7, 16, None)
 
 
 def test_error_events_are_seen_and_words_about_errors_are_not():

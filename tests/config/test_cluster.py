@@ -9,8 +9,9 @@ from types import FrameType
 from typing import Any
 
 import pytest
+from yaml import SafeLoader
 
-from exaserve.config import Cluster, diff, load_cluster, parse_cluster, show, to_yaml
+from exaserve.config import Cluster, convert, diff, load_cluster, parse_cluster, show, to_yaml
 from exaserve.domain.errors import ConfigError
 
 GOOD = """\
@@ -137,7 +138,7 @@ def test_sizes() -> None:
         ("scheduling: {max_queue_depth: true}", ["must be a whole number, not true"]),
         ("scheduling: {health_check_interval: soon}", ["'soon' is not a duration", "200ms"]),
         ("scheduling: {health_check_interval: 5s}\nhealth: {probe_interval: 4s}", ["same as health.probe_interval"]),
-        ("health: {probe_limit: 9s}", [":1: health: probe_limit_s must not be above probe_timeout_s"]),
+        ("health: {probe_limit: 9s}", [":1: health.probe_limit: must not be above probe_timeout"]),
         ("model: Llama-3-8\n", ["model: ", "Llama-3-8B"]),
         ("model: Llama-3.1-405B\nhardware: L4", ["does not fit"]),
         ("model: Llama-3-8B\nhardware: H1000", ["hardware: "]),
@@ -188,6 +189,8 @@ def test_sizes() -> None:
         ),
         ("gateway: {timeouts: {total: 1s, connect: 2s}}", ["gateway.timeouts.connect: is longer than"]),
         ("gateway: []", ["gateway: must be a mapping"]),
+        ("health: {probe_interval: 0}", [":1: health.probe_interval: must be above 0, not 0"]),
+        ("model: x\nversion: 1.10", ['version: must be text; put it in quotes: "1.10"']),
         ("- model: x", ["must be a mapping of keys"]),
         ("just text", ["must be a mapping of keys"]),
         ("model:\n\t- x", [":2:1: not valid YAML", "Indent with spaces, not tabs"]),
@@ -283,3 +286,57 @@ def test_unreadable_files(tmp_path: Path) -> None:
         load_cluster(tmp_path / "binary.yaml")
     with pytest.raises(ConfigError, match="cannot be read"):
         load_cluster("a\0b")
+
+
+def ids(text: str) -> list[str]:
+    return [spec.id for spec in parse_cluster(text).replicas()]
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "expected"),
+    [
+        ("{model: m, version: v1}", "{model: m, version: v2, base_port: 9001}", ["m-v1/node1/r0", "m-v2/node1/r0"]),
+        (
+            "{model: m, prompt_length: short}",
+            "{model: m, prompt_length: long, base_port: 9001}",
+            ["m-short/node1/r0", "m-long/node1/r0"],
+        ),
+        ("{model: m}", "{model: m, base_port: 9001}", ["m-1/node1/r0", "m-2/node1/r0"]),
+        ("{model: m, name: a}", "{model: m, base_port: 9001}", ["a/node1/r0", "m/node1/r0"]),
+        ("{model: m}", "{model: n, base_port: 9001}", ["m/node1/r0", "n/node1/r0"]),
+        ("{model: m, version: v1}", "{model: m, version: v1, base_port: 9001}", ["m-v1-1/node1/r0", "m-v1-2/node1/r0"]),
+    ],
+)
+def test_replicas_of_several_pools_have_ids_of_their_own(first: str, second: str, expected: list[str]) -> None:
+    text = "pools:\n" + "".join(f"  - {pool[:-1]}, engine: 'null'}}\n" for pool in (first, second))
+    assert ids(text) == expected
+    assert ids(to_yaml(parse_cluster(text))) == expected
+
+
+def test_a_pool_alone_needs_no_name_and_may_have_one() -> None:
+    assert ids("model: m\nengine: 'null'") == ["node1/r0"]
+    assert ids("model: m\nengine: 'null'\nname: p") == ["p/node1/r0"]
+
+
+def test_ipv6_addresses_of_nodes_replicas_and_ports() -> None:
+    text = """\
+model: m
+engine: "null"
+nodes: [{name: a, address: "::1"}, {name: b, address: "fd00::2"}]
+gateway: {host: "::1", admin_host: "::1"}
+agents: {enabled: true, host: "::1", gateways: ["[::1]:8901"]}
+"""
+    assert [spec.url for spec in parse_cluster(text).replicas()] == ["http://[::1]:8001", "http://[fd00::2]:8001"]
+    (spec,) = parse_cluster('replicas: ["http://[fd00::2]:8001"]').replicas()
+    assert (spec.id, spec.url) == ("[fd00::2]:8001", "http://[fd00::2]:8001")
+    assert "is also the address of" in errors('replicas: ["http://[fd00::2]:8001", "http://[fd00:0::2]:8001"]')
+    assert "without brackets" in errors('model: m\nengine: "null"\nnodes: [{name: a, address: "[::1]"}]')
+
+
+def test_a_large_file_is_read_by_libyaml_and_each_class_looked_at_once() -> None:
+    """Both together make a file of nine megabytes a matter of seconds."""
+    entries = "".join(
+        f"  - {{url: 'http://10.0.{i >> 8}.{i & 255}:8001', id: r{i}, weight: 1.0}}\n" for i in range(300)
+    )
+    assert _calls_of(convert.fields_of, lambda: parse_cluster(f"replicas:\n{entries}")) < 30
+    assert _calls_of(SafeLoader.get_event, lambda: parse_cluster(f"replicas:\n{entries}")) == 0

@@ -50,7 +50,14 @@ def test_text_is_escaped_and_nothing_is_missing():
     assert "one &lt;run&gt;" in text
     assert "&lt;http://x&gt;" in text
     assert "late &amp; slow" in text
-    for word in ("Objectives", "goodput", "no data", "Distribution", "Rate and latency", "held up to 1 requests/s"):
+    for word in (
+        "Objectives",
+        "goodput",
+        "not measured",
+        "Distribution",
+        "Rate and latency",
+        "held up to 1 requests/s",
+    ):
         assert word in text
     assert "nan" not in text.lower().replace("finance", "")
     assert "largest of 4 replicas" in text, "200 replicas share 50 lines"

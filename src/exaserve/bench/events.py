@@ -9,16 +9,25 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
-__all__ = ["EventReader", "UsageSeen", "usage_seen", "usage_tokens"]
+import msgspec
+
+__all__ = ["EventReader", "UsageSeen", "is_answer", "usage_seen", "usage_tokens"]
 
 # A non-empty text in any of the fields in which servers stream it: chat (``content``), completions and messages
-# (``text``), reasoning, tool calls (``arguments``), responses (``delta``). Role-only events have "" or null.
-_CONTENT = re.compile(
-    rb'"(?:content|text|reasoning_content|reasoning|arguments|delta|thinking|partial_json)"\s*:\s*"[^"]'
+# (``text``), tool calls (the ``name`` in their first chunk, ``arguments``), responses (``delta``). Role-only events
+# have "" or null.
+_ANSWER_TEXT = (
+    rb'"(?:content|text|arguments|delta|partial_json)"\s*:\s*"[^"]'
+    rb'|"(?:tool_calls|function_call|tool_use)"[^\n]*"name"\s*:\s*"[^"]'
     # A completion's chunk is a token also where it decodes to nothing yet (half of a character); only its end is not.
     rb'|"text_completion"[^\n]*"text"\s*:\s*""[^\n]*"finish_reason"\s*:\s*null'
 )
+_REASONING_TEXT = rb'"(?:reasoning_content|reasoning|thinking)"\s*:\s*"[^"]'
+_ANSWER = re.compile(_ANSWER_TEXT)
+_CONTENT = re.compile(_ANSWER_TEXT + rb"|" + _REASONING_TEXT)
+_REASONING = re.compile(_REASONING_TEXT)
 _PROMPT_USAGE = re.compile(rb'"(?:prompt_tokens|input_tokens)"\s*:\s*(\d+)')
+_REASONING_USAGE = re.compile(rb'"reasoning_tokens"\s*:\s*(\d+)')
 _CACHED_USAGE = re.compile(rb'"(?:cached_tokens|cache_read_input_tokens)"\s*:\s*(\d+)')
 _USAGE = re.compile(rb'"(?:completion_tokens|output_tokens)"\s*:\s*(\d+)')
 _ERROR = re.compile(
@@ -35,6 +44,7 @@ class UsageSeen(NamedTuple):
     prompt: int | None
     output: int | None
     cached: int | None
+    reasoning: int | None = None
 
 
 def usage_seen(text: bytes) -> UsageSeen:
@@ -44,7 +54,24 @@ def usage_seen(text: bytes) -> UsageSeen:
         found = pattern.findall(text)
         return int(found[-1]) if found else None
 
-    return UsageSeen(last(_PROMPT_USAGE), last(_USAGE), last(_CACHED_USAGE))
+    return UsageSeen(last(_PROMPT_USAGE), last(_USAGE), last(_CACHED_USAGE), last(_REASONING_USAGE))
+
+
+_ANSWER_KEYS = frozenset({"choices", "content", "output"})
+
+
+def is_answer(body: bytes) -> bool:
+    """Whether a body that is no event stream answers: a JSON object with text, a tool call or tokens by its usage, and
+    no error. An empty body, HTML, or ``{"error": …}`` under status 200 is none."""
+    try:
+        document = msgspec.json.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return False
+    if not isinstance(document, dict) or document.get("error") or document.get("object") == "error":
+        return False
+    if not _ANSWER_KEYS & document.keys():
+        return False
+    return bool(usage_seen(body).output) or _CONTENT.search(body) is not None
 
 
 def usage_tokens(text: bytes) -> int | None:
@@ -60,14 +87,18 @@ class EventReader:
         events: complete events so far, without comments (lines that begin with a colon).
         has_token: an event with non-empty content was seen.
         before_token: events before the first one with content.
+        has_answer: an event with content that is no reasoning was seen.
+        reasoning_events: events with reasoning before it.
     """
 
-    __slots__ = ("_pending", "_pieces", "before_token", "events", "has_token")
+    __slots__ = ("_pending", "_pieces", "before_token", "events", "has_answer", "has_token", "reasoning_events")
 
     def __init__(self) -> None:
         self.events = 0
         self.has_token = False
         self.before_token = 0
+        self.has_answer = False
+        self.reasoning_events = 0
         self._pending = b""
         # A server may send each closing event (finish, usage, [DONE]) as a piece of its own, after the last token.
         self._pieces = (b"", b"", b"", b"")
@@ -97,6 +128,8 @@ class EventReader:
             self.events += piece.count(b"\n\n")
             if piece.startswith(b":") or b"\n\n:" in piece:
                 self.events -= piece.count(b"\n\n:") + piece.startswith(b":")
+            if not self.has_answer:
+                self._look_for_answer(piece)
             return False
         return self._look_for_token(piece)
 
@@ -111,7 +144,19 @@ class EventReader:
                 else:
                     self.before_token += 1
                     continue
+        if self.has_token:
+            self._look_for_answer(piece)
         return self.has_token
+
+    def _look_for_answer(self, piece: bytes) -> None:
+        """While only reasoning has come, every event is looked at; an answer without any ends this at once."""
+        for event in piece.split(b"\n\n")[:-1]:
+            if event.startswith(b":"):
+                continue
+            if _ANSWER.search(event):
+                self.has_answer = True
+                return
+            self.reasoning_events += _REASONING.search(event) is not None
 
     def _tail(self) -> bytes:
         return b"".join(self._pieces) + self._pending

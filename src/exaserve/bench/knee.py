@@ -75,7 +75,7 @@ def judge_step(
         return False, f"{(every.failed + every.cut) / every.requests:.1%} of the requests failed"
     if summary.requests_per_s < KEEPS_UP_SHARE * summary.offered_per_s:
         return False, f"{summary.requests_per_s:.4g} of {summary.offered_per_s:.4g} requests/s were answered in time"
-    missed = [result.gate.text for result in results if not result.passed]
+    missed = [result.gate.text for result in results if result.passed is False]
     if missed:
         return False, "missed: " + ", ".join(missed)
     if not gates and lowest:

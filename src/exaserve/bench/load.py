@@ -7,7 +7,10 @@ from dataclasses import dataclass
 from exaserve.bench.record import Record
 from exaserve.workload import BodyRenderer
 
-__all__ = ["LoadConfig", "LoadResult", "Progress"]
+__all__ = ["UNTIL_ANSWERED_S", "LoadConfig", "LoadResult", "Progress"]
+
+UNTIL_ANSWERED_S = 86_400.0
+"""Length of a plan whose closed loop ends by a number of requests: it has this long at most."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,9 +12,21 @@ from exaserve.bench.record import Ending, Record
 from exaserve.bench.slo import GateResult
 from exaserve.bench.stats import Summary
 from exaserve.bench.telemetry import ServerSeries
-from exaserve.report import GateView, HeatView, RunView, ScenarioView, StepView, seconds
+from exaserve.report import GateView, HeatView, RunView, ScenarioView, StepView, number, seconds
 
-__all__ = ["KIND", "BenchResult", "RateStep", "client_problems", "document", "lines_beside", "run_view", "unlike"]
+__all__ = [
+    "CSV_COLUMNS",
+    "KIND",
+    "BenchResult",
+    "RateStep",
+    "client_problems",
+    "csv_rows",
+    "document",
+    "error_kinds",
+    "lines_beside",
+    "run_view",
+    "unlike",
+]
 
 KIND = "exaserve-bench"
 VERSION = 1
@@ -71,8 +83,12 @@ class BenchResult:
 
     @property
     def passed(self) -> bool | None:
-        """None where there is nothing to judge by, or the run is spoilt."""
-        return all(gate.passed for gate in self.gates) if self.gates and not self.spoilt else None
+        """None where there is nothing to judge by, the run is spoilt, or an objective was not measured. A run without
+        one good answer has failed whatever the objectives."""
+        if not self.summary.all.ok or any(gate.passed is False for gate in self.gates):
+            return None if self.spoilt and self.summary.all.ok else False
+        judged = bool(self.gates) and all(gate.passed for gate in self.gates)
+        return True if judged and not self.spoilt else None
 
 
 def client_problems(result: LoadResult, summary: Summary) -> list[str]:
@@ -199,14 +215,19 @@ def _words(value: object) -> str:
 
 
 def _gate(gate: Mapping[str, Any]) -> GateView:
-    value = gate["value"]
     return GateView(
         gate["objective"],
-        "-" if value is None else f"{value:,.4g}",
-        None if value is None else gate["passed"],
+        _measured_text(gate),
+        gate["passed"],
         answers=f"{gate['samples']:,}" if gate["samples"] else "",
         few="weak" in gate["evidence"],
     )
+
+
+def _measured_text(gate: Mapping[str, Any]) -> str:
+    if gate["value"] is not None:
+        return number(gate["value"])
+    return str(gate["evidence"].get("reason", "not measured"))
 
 
 def _step(step: Mapping[str, Any]) -> StepView:
@@ -224,22 +245,26 @@ def _rows(doc: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Lines of the table below the latencies."""
     summary, every = doc["summary"], doc["summary"]["all"]
     rows = [
-        ("offered requests/s", f"{summary['offered_per_s']:,.4g}"),
-        ("answered requests/s", f"{summary['requests_per_s']:,.4g}"),
-        ("tokens/s", f"{summary['tokens_per_s']:,.4g}"),
+        ("offered requests/s", number(summary["offered_per_s"])),
+        ("answered requests/s", number(summary["requests_per_s"])),
+        ("tokens/s", number(summary["tokens_per_s"])),
         ("time per token after the first, P50 / P99", _pair(every["token_gap"])),
         ("longest gap in an answer, P50 / P99", _pair(every["stall"])),
         ("from the sent time: first token P50 / P99", _pair(every["ttft_sent"])),
         ("spread of windows' P99", f"± {seconds(_number(summary['windows']['stdev_s']))}"),
     ]
+    if every.get("reasoned"):
+        rows.append(("first token after the reasoning, P50 / P99", _pair(every["ttfa"])))
+        rows.append(("reasoning tokens per answer", number(every["reasoning_tokens"] / every["reasoned"])))
     if doc["goodput_per_s"] is not None:
-        rows.append(("goodput (within objectives) requests/s", f"{doc['goodput_per_s']:,.4g}"))
+        rows.append(("goodput (within objectives) requests/s", number(doc["goodput_per_s"])))
     if doc["cost_per_1000"] is not None:
-        rows.append(("cost per 1,000 requests", f"{doc['cost_per_1000']:,.4g}"))
+        rows.append(("cost per 1,000 requests", number(doc["cost_per_1000"])))
     figures = doc["telemetry"]["figures"]
     for name, text in (("gpu_use", "accelerator use"), ("kv_max", "KV use, largest"), ("kv_spread", "KV use, spread")):
         if name in figures:
             rows.append((text, f"{figures[name]:.3f}" if name == "kv_spread" else f"{figures[name]:.1%}"))
+    rows += [(name.replace("_", " "), number(value)) for name, value in doc["telemetry"].get("counts", {}).items()]
     return rows
 
 
@@ -256,6 +281,74 @@ def lines_beside(docs: Sequence[Mapping[str, Any]]) -> list[tuple[str, ...]]:
     return [(name, *(rows.get(name, "-") for rows in found)) for name in names]
 
 
+_ERROR_TEXTS = {
+    "connect": "no connection",
+    "lost": "connection lost",
+    "timeout": "timed out",
+    "protocol": "no HTTP answer",
+    "error_event": "error event",
+    "no_done": "no [DONE]",
+    "no_answer": "no usable answer",
+    "unfinished": "unfinished at the end",
+    "earlier_turn": "after a failed turn",
+}
+
+
+def error_kinds(errors: Mapping[str, int], statuses: Mapping[int, int]) -> list[str]:
+    """What went wrong, in words, with counts."""
+    kinds = [f"{_ERROR_TEXTS.get(name, name)} ({n:,})" for name, n in errors.items() if name != "status"]
+    return kinds + [f"status {code} ({n:,})" for code, n in statuses.items() if code >= 300]
+
+
+CSV_COLUMNS = (
+    "run",
+    "endpoint",
+    "load",
+    "rate",
+    "scenario",
+    "requests",
+    "ok",
+    "failed",
+    "cut",
+    "measured_s",
+    "offered_per_s",
+    "answered_per_s",
+    "tokens_per_s",
+    *(
+        f"{what}_{figure}_s"
+        for what in ("ttft", "ttfa", "latency", "tpot", "stall")
+        for figure in ("mean", "p50", "p90", "p99", "max")
+    ),
+    "tokens",
+    "reasoning_tokens",
+    "prompt_tokens",
+    "cached_tokens",
+)
+"""Columns of the table of figures; rates stand in the line of all scenarios only."""
+
+
+def csv_rows(outcome: BenchResult) -> list[list[object]]:
+    """One line per scenario, and one of all; "" where there is no figure."""
+    summary, facts = outcome.summary, outcome.facts
+    rows: list[list[object]] = []
+    for stats in (*summary.scenarios, summary.all):
+        whole = stats is summary.all
+        rates = (summary.offered_per_s, summary.requests_per_s, summary.tokens_per_s) if whole else ("", "", "")
+        spread = [
+            "" if math.isnan(value) else round(value, 6)
+            for each in (stats.ttft, stats.ttfa, stats.latency, stats.token_gap, stats.stall)
+            for value in (each.mean, each.p50, each.p90, each.p99, each.max)
+        ]
+        rows.append(
+            [
+                *(outcome.name, facts["endpoint"], facts["load"], facts["rate"], stats.name, stats.requests, stats.ok),
+                *(stats.failed, stats.cut, round(summary.duration_s - summary.warmup_s, 6), *rates, *spread),
+                *(stats.tokens, stats.reasoning_tokens, stats.prompt_tokens, stats.cached_tokens),
+            ]
+        )
+    return rows
+
+
 _ALIKE = ("workload", "load", "seed", "stream", "duration", "prompt lengths")
 
 
@@ -268,7 +361,7 @@ def unlike(first: Mapping[str, Any], second: Mapping[str, Any]) -> list[str]:
             out.append(f"{name}: {_words(one)} and {_words(two)}")
     one, two = first["summary"]["offered_per_s"], second["summary"]["offered_per_s"]
     if abs(one - two) > OFFERED_UNLIKE * max(one, two):
-        out.append(f"offered rate: {one:,.4g} and {two:,.4g} requests/s")
+        out.append(f"offered rate: {number(one)} and {number(two)} requests/s")
     return out
 
 

@@ -16,7 +16,7 @@ class Ending(Enum):
 
     OK = "ok"
     FAILED = "failed"
-    """No usable answer: refused, lost or timed out before a token, or a status of 400 and above."""
+    """No usable answer: refused, lost or timed out before a token, a status that is not 2xx, or a 2xx with none."""
     CUT = "cut"
     """An answer began and did not end as it should."""
 
@@ -32,17 +32,19 @@ class Record:
         sent_s: when its bytes were handed to the kernel.
         first_byte_s: first byte of the answer.
         first_token_s: first event with non-empty content; of an answer that is not streamed, its last byte.
+        first_answer_s: first event with content that is no reasoning.
         last_s: last byte of the answer, or the failure.
         token_s: when each event with content came, the first token's included; several in one read have one instant.
         tokens: generated tokens by the server's ``usage``, else events with content.
+        reasoning_tokens: those of them that were reasoning, by the server's ``usage``, else events before the answer.
         tokens_known: whether ``tokens`` is the server's own count.
         prompt_seen: prompt tokens by the server's ``usage``, None without one.
         cached_seen: those of them that came from its prefix cache, None where it does not say.
         events: server-sent events, ``[DONE]`` included.
         status: HTTP status, 0 while there is none.
         error: "" or a word for what went wrong: ``connect``, ``lost``, ``timeout``, ``status``, ``protocol``,
-            ``error_event``, ``no_done``, ``unfinished`` (the run ended first), ``earlier_turn`` (never sent: the answer
-            it was to follow failed).
+            ``error_event``, ``no_done``, ``no_answer`` (a 2xx without text, tool call or tokens: empty, HTML, error),
+            ``unfinished`` (the run ended first), ``earlier_turn`` (never sent: the answer it was to follow failed).
         replica: the gateway's ``x-exaserve-replica``, "" without one.
         done: ``[DONE]`` was seen.
         error_event: an error came inside the stream.
@@ -60,9 +62,11 @@ class Record:
     sent_s: float | None = None
     first_byte_s: float | None = None
     first_token_s: float | None = None
+    first_answer_s: float | None = None
     last_s: float | None = None
     token_s: array[float] = field(default_factory=lambda: array("d"))
     tokens: int = 0
+    reasoning_tokens: int = 0
     tokens_known: bool = False
     prompt_seen: int | None = None
     cached_seen: int | None = None
@@ -79,12 +83,17 @@ class Record:
     def verdict(self) -> Ending:
         if self.complete and not self.error:
             return Ending.OK
-        return Ending.CUT if self.first_token_s is not None and 200 <= self.status < 400 else Ending.FAILED
+        return Ending.CUT if self.first_token_s is not None and 200 <= self.status < 300 else Ending.FAILED
 
     @property
     def ttft_s(self) -> float | None:
         """Scheduled to first token, seconds."""
         return None if self.first_token_s is None else self.first_token_s - self.scheduled_s
+
+    @property
+    def ttfa_s(self) -> float | None:
+        """Scheduled to first token of the answer proper, after any reasoning, seconds."""
+        return None if self.first_answer_s is None else self.first_answer_s - self.scheduled_s
 
     @property
     def ttft_sent_s(self) -> float | None:
@@ -100,14 +109,21 @@ class Record:
 
     @property
     def token_gap_s(self) -> float | None:
-        """Mean seconds per token after the first; None with fewer than two tokens."""
+        """Mean seconds per token after the first; None of an answer that came in one piece."""
         if self.tokens < 2 or self.first_token_s is None or self.last_s is None:
+            return None
+        if self.in_one_piece:
             return None
         return (self.last_s - self.first_token_s) / (self.tokens - 1)
 
+    @property
+    def in_one_piece(self) -> bool:
+        """Its content came at one instant, so that nothing can be said of its pace."""
+        return len(self.token_s) < 2 or self.token_s[-1] <= self.token_s[0]
+
     def gaps_s(self) -> list[float]:
-        """Seconds between one event with content and the next."""
-        return [b - a for a, b in itertools.pairwise(self.token_s)]
+        """Seconds between one event with content and the next; none of an answer that came in one piece."""
+        return [] if self.in_one_piece else [b - a for a, b in itertools.pairwise(self.token_s)]
 
     @property
     def stall_s(self) -> float | None:

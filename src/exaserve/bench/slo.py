@@ -1,7 +1,8 @@
 """Objectives: what a run must reach, and the verdict with its evidence. PURE.
 
 An objective is ``[SCENARIO:] METRIC OP VALUE``, such as ``A: p99_ttft_ms<=850`` or ``error_share<0.01``; without a
-scenario it is about all requests. A figure that was not measured is a missed objective, never a met one.
+scenario it is about all requests. A figure that was not measured is a missed objective, never a met one; of a set that
+goes by a name (``reference``), it is *not measured*, which is neither.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import math
 import operator
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from exaserve.bench.record import Ending, Record
@@ -27,10 +28,20 @@ __all__ = [
     "goodput",
     "parse_gate",
     "parse_objectives",
+    "reference_gates",
+    "unknown_scenarios",
 ]
 
-REFERENCE_OBJECTIVES = ("A: p99_ttft_ms<=850", "B: p99_ttft_ms<=2200", "C: p99_ttft_ms<=5500")
-"""The limits that go with the built-in scenarios, under the name ``reference``."""
+REFERENCE_OBJECTIVES = (
+    "A: p99_ttft_ms<=850",
+    "B: p99_ttft_ms<=2200",
+    "C: p99_ttft_ms<=5500",
+    "gpu_use>=0.78",
+    "out_of_memory<=0",
+    "nccl_failures<=0",
+    "discovery_failures<=0",
+)
+"""What goes with the reference mix, under the name ``reference``; those of the machines need a metrics address."""
 WORST_MAX = 5
 """Requests named as evidence."""
 
@@ -42,17 +53,19 @@ _OPERATORS: dict[str, Callable[[float, float], bool]] = {
 }
 _TEXT = re.compile(r"^(?:(?P<scenario>[^:<>=]+):)?\s*(?P<metric>[a-zA-Z0-9_]+)\s*(?P<op><=|>=|<|>)\s*(?P<value>\S+)$")
 _LATENCY = re.compile(
-    r"^(?:(?P<q>p\d{2}|p99\d{1,2})|(?P<other>mean|max))_(?P<what>ttft_sent|ttft|latency|tpot|stall)_(?P<unit>ms|s)$"
+    r"^(?:(?P<q>p\d{2}|p99\d{1,2})|(?P<other>mean|max))_(?P<what>ttft_sent|ttft|ttfa|latency|tpot|stall)_(?P<unit>ms|s)$"
 )
 _VALUES: dict[str, Callable[[Record], float | None]] = {
     "ttft": lambda r: r.ttft_s,
+    "ttfa": lambda r: r.ttfa_s,
     "ttft_sent": lambda r: r.ttft_sent_s,
     "latency": lambda r: r.latency_s,
     "tpot": lambda r: r.token_gap_s,
     "stall": lambda r: r.stall_s,
 }
 _LARGER_IS_BETTER = frozenset({"goodput_share", "goodput_per_s", "requests_per_s", "tokens_per_s", "gpu_use"})
-_OF_THE_RUN = ("kv_max", "kv_spread", "gpu_use", "cost_per_1000")
+_OF_MACHINES = ("discovery_failures", "gpu_use", "kv_max", "kv_spread", "nccl_failures", "out_of_memory")
+_OF_THE_RUN = (*_OF_MACHINES, "cost_per_1000")
 _OTHERS = (
     *sorted(_LARGER_IS_BETTER - {"gpu_use"}),
     *_OF_THE_RUN,
@@ -66,12 +79,17 @@ _OTHERS = (
 
 @dataclass(frozen=True, slots=True)
 class Gate:
-    """One objective. ``scenario`` "" is all requests; ``limit`` in the metric's own unit."""
+    """One objective. ``scenario`` "" is all requests; ``limit`` in the metric's own unit.
+
+    Attributes:
+        if_measured: part of a named set: where the run has no such figure, the objective is not missed.
+    """
 
     scenario: str
     metric: str
     op: str
     limit: float
+    if_measured: bool = False
 
     @property
     def text(self) -> str:
@@ -83,14 +101,15 @@ class GateResult:
     """An objective with what was measured.
 
     Attributes:
-        value: None where it was not measured; the objective is then missed.
+        value: None where it was not measured.
+        passed: None where it was not measured and that is no miss.
         samples: answers behind the value, 0 for figures of the whole run.
         evidence: what shows it: requests over the limit, the worst of them, errors by kind.
     """
 
     gate: Gate
     value: float | None
-    passed: bool
+    passed: bool | None
     samples: int
     evidence: dict[str, Any] = field(default_factory=dict)
 
@@ -138,7 +157,7 @@ def _gate(scenario: str, metric: str, op: str, value: object) -> Gate:
     if metric not in _OTHERS and _LATENCY.match(metric) is None:
         raise ConfigError(
             f"objective metric {metric!r} is unknown; it is a latency such as p99_ttft_ms (p50 … p999, mean, max; "
-            f"ttft, ttft_sent, latency, tpot, stall; ms or s), or one of {', '.join(sorted(_OTHERS))}"
+            f"ttft, ttft_sent, ttfa, latency, tpot, stall; ms or s), or one of {', '.join(sorted(_OTHERS))}"
         )
     try:
         limit = float(str(value).rstrip("%")) / (100.0 if str(value).endswith("%") else 1.0)
@@ -147,6 +166,24 @@ def _gate(scenario: str, metric: str, op: str, value: object) -> Gate:
     if not math.isfinite(limit):
         raise ConfigError(f"objective limit {value!r} of {metric} must be finite")
     return Gate("" if scenario == "all" else scenario, metric, op, limit)
+
+
+def reference_gates(scenarios: Sequence[str]) -> list[Gate]:
+    """:data:`REFERENCE_OBJECTIVES`, those of the scenarios that a run has and those of the machines.
+
+    Raises:
+        ConfigError: the run has none of the scenarios.
+    """
+    gates = [parse_gate(text) for text in REFERENCE_OBJECTIVES]
+    mine = [replace(g, if_measured=not g.scenario) for g in gates if g.scenario in ("", *scenarios)]
+    if not any(gate.scenario for gate in mine):
+        raise ConfigError("--slo reference: the run has none of the scenarios A, B and C; give limits of your own")
+    return mine
+
+
+def unknown_scenarios(gates: Iterable[Gate], scenarios: Sequence[str]) -> list[str]:
+    """Scenarios that objectives name and a run does not have."""
+    return [gate.scenario for gate in gates if gate.scenario and gate.scenario not in scenarios]
 
 
 def parse_objectives(document: Any, name: str = "objectives") -> list[Gate]:
@@ -199,15 +236,17 @@ def _judge(gate: Gate, gates: Sequence[Gate], measured: RunFigures) -> GateResul
     if match is not None:
         return _latency(gate, match, records)
     value, samples, evidence = _figure(gate, gates, records, measured)
-    passed = value is not None and _OPERATORS[gate.op](value, gate.limit)
-    return GateResult(gate, value, passed, samples, evidence)
+    if value is None:
+        return GateResult(gate, None, None if gate.if_measured else False, samples, evidence)
+    return GateResult(gate, value, _OPERATORS[gate.op](value, gate.limit), samples, evidence)
 
 
 def _latency(gate: Gate, match: re.Match[str], records: Sequence[Record]) -> GateResult:
     read, factor = _VALUES[match["what"]], 1000.0 if match["unit"] == "ms" else 1.0
     found = [(v * factor, r) for r in records if r.verdict is Ending.OK and (v := read(r)) is not None]
     if not found:
-        return GateResult(gate, None, passed=False, samples=0, evidence={"reason": "no good answer to measure"})
+        good = sum(r.verdict is Ending.OK for r in records)
+        return GateResult(gate, None, passed=False, samples=0, evidence={"reason": _why_none(match["what"], good)})
     ordered = sorted(v for v, _ in found)
     if match["other"] == "mean":
         value = math.fsum(ordered) / len(ordered)
@@ -231,6 +270,26 @@ def _latency(gate: Gate, match: re.Match[str], records: Sequence[Record]) -> Gat
     return GateResult(gate, value, passed, len(ordered), evidence)
 
 
+def _why_none(what: str, good: int) -> str:
+    """Why good answers have no such figure."""
+    if not good:
+        return "not judged: no good answer to measure"
+    if what in ("tpot", "stall"):
+        return f"not judged: {good:,} answers came in one piece"
+    return f"not judged: {good:,} answers do not show it"
+
+
+def _how_to_measure(metric: str) -> str:
+    sources = {
+        "cost_per_1000": "give --cost-per-hour",
+        "gpu_use": "give --metrics of a gateway with node agents, or --prometheus",
+        "out_of_memory": "no metrics address told of engines' ends",
+        "nccl_failures": "no metrics address told of engines' ends",
+        "discovery_failures": "give --metrics of a gateway with a registry",
+    }
+    return f"not measured: {sources.get(metric, 'give --metrics or --prometheus')}"
+
+
 def _figure(
     gate: Gate, gates: Sequence[Gate], records: Sequence[Record], measured: RunFigures
 ) -> tuple[float | None, int, dict[str, Any]]:
@@ -238,7 +297,7 @@ def _figure(
     metric, summary, count = gate.metric, measured.summary, len(records)
     if metric in _OF_THE_RUN:
         value = measured.run.get(metric)
-        return value, 0, {} if value is not None else {"reason": f"{metric} was not measured in this run"}
+        return value, 0, {} if value is not None else {"reason": _how_to_measure(metric)}
     stats = next((s for s in (summary.all, *summary.scenarios) if s.name == (gate.scenario or "all")), None)
     if stats is None or not count:
         return None, 0, {"reason": f"no request of {gate.scenario or 'any scenario'}"}

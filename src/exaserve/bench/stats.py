@@ -4,7 +4,8 @@
 what its users felt (coordinated omission). The same figures from the sent time stand beside them for comparison.
 
 **Rates count what ended within the measured time.** Requests due then that end in the drain, and requests of the
-warm-up that end later, would make a rate that the server never had.
+warm-up that end later, would make a rate that the server never had. Where a number of requests is measured, the time
+ends with the last of their answers.
 
 **Failed and cut requests are counted apart** and are in no latency figure: a refusal is quick, and would flatter.
 """
@@ -39,10 +40,12 @@ class ScenarioStats:
 
     Attributes:
         requests: how many were due; equals ``ok + failed + cut``.
-        failed: no usable answer: refused, lost or timed out before a token, or a status of 400 and above.
+        failed: no usable answer: refused, lost or timed out before a token, a status that is not 2xx, or a
+            2xx with none.
         cut: an answer that began and did not end well (lost, timed out, error event, or no ``[DONE]``).
         ttft: scheduled to first token, seconds (first non-empty content; whole answer where it is not streamed).
-        ttft_sent: the same from the sent time.
+        ttfa: scheduled to first token after the reasoning, of those answers that reasoned.
+        ttft_sent: ``ttft`` from the sent time.
         latency: scheduled to last byte, seconds.
         latency_sent: the same from the sent time.
         token_gap: mean seconds per token after the first, per request.
@@ -54,6 +57,8 @@ class ScenarioStats:
         prompt_known: good answers whose server counted the prompt itself.
         prompt_planned: prompt tokens of those ``prompt_known`` answers as they were planned.
         cached_tokens: prompt tokens that came from a prefix cache, by the server's usage.
+        reasoned: good answers with reasoning.
+        reasoning_tokens: tokens of that, by the server's usage, else by events.
         errors: what went wrong, with counts.
         statuses: HTTP statuses with counts; 0 where there was none.
     """
@@ -76,6 +81,9 @@ class ScenarioStats:
     prompt_known: int
     prompt_planned: int
     cached_tokens: int
+    ttfa: Distribution
+    reasoned: int
+    reasoning_tokens: int
     errors: dict[str, int]
     statuses: dict[int, int]
 
@@ -103,7 +111,7 @@ class Summary:
         replicas: requests that each replica answered, by its header.
         requests_per_s: good answers that ended in the measured time, over it.
         tokens_per_s: generated tokens that came in the measured time, over it.
-        offered_per_s: requests due in the measured time, over it.
+        offered_per_s: requests due in the measured time, over the time in which they were due.
         warmup_s: measured from here.
     """
 
@@ -179,6 +187,9 @@ def _scenario(name: str, records: Sequence[Record]) -> ScenarioStats:
         prompt_known=sum(r.prompt_seen is not None for r in good),
         prompt_planned=sum(r.prompt_tokens for r in good if r.prompt_seen is not None),
         cached_tokens=sum(r.cached_seen or 0 for r in good),
+        ttfa=_differences([r for r in good if r.reasoning_tokens], lambda r: r.ttfa_s),
+        reasoned=sum(r.reasoning_tokens > 0 for r in good),
+        reasoning_tokens=sum(r.reasoning_tokens for r in good),
         errors=_counts(record.error for record in records if record.error),
         statuses=_counts(record.status for record in records),
     )
@@ -216,14 +227,16 @@ def summarise(
     window_s: float,
     warmup_s: float = 0.0,
     scenarios: Sequence[str] = (),
+    due_until_s: float | None = None,
 ) -> Summary:
     """Statistics of the requests that were due from ``warmup_s`` to ``duration_s``.
 
     Args:
-        duration_s: length of the plan, seconds.
+        duration_s: end of the measured time: of the plan, or of the last answer where a number of requests counts.
         window_s: length of the windows for the spread of P99, seconds.
         warmup_s: requests due before this instant are left out of everything.
         scenarios: order of the scenarios; those not named here follow in order of appearance.
+        due_until_s: end of the time in which requests were due, ``duration_s`` unless given.
     """
     kept = [record for record in records if warmup_s <= record.scheduled_s < duration_s]
     by_scenario: dict[str, list[Record]] = {name: [] for name in scenarios}
@@ -240,6 +253,6 @@ def summarise(
         replicas=dict(sorted(_counts(record.replica for record in kept if record.replica).items())),
         requests_per_s=len(ended) / measured_s,
         tokens_per_s=math.fsum(_tokens_within(r, warmup_s, duration_s) for r in records) / measured_s,
-        offered_per_s=len(kept) / measured_s,
+        offered_per_s=len(kept) / max((duration_s if due_until_s is None else due_until_s) - warmup_s, 1e-9),
         warmup_s=warmup_s,
     )

@@ -26,6 +26,19 @@ SAMPLES_MAX = 100_000
 _GATEWAY_KV = re.compile(
     rb'^exaserve_replica_kv_use_ratio\{[^}]*?replica="([^"]+)"[^}]*\} ([0-9.eE+-]+)\s*$', re.MULTILINE
 )
+_GPU = re.compile(rb"^exaserve_accelerator_use_ratio(?:\{[^}]*\})? ([0-9.eE+-]+)\s*$", re.MULTILINE)
+_COUNTERS = {
+    "discovery_failures": re.compile(
+        rb"^exaserve_discovery_failures_total(?:\{[^}]*\})? ([0-9.eE+-]+)\s*$", re.MULTILINE
+    ),
+    "out_of_memory": re.compile(
+        rb'^exaserve_engine_exits_total\{[^}]*cause="out of [^"]*memory"[^}]*\} ([0-9.eE+-]+)\s*$', re.MULTILINE
+    ),
+    "nccl_failures": re.compile(
+        rb'^exaserve_engine_exits_total\{[^}]*cause="NCCL"[^}]*\} ([0-9.eE+-]+)\s*$', re.MULTILINE
+    ),
+}
+"""What a gateway counts that should not happen in a run."""
 
 KV_QUERIES = (
     "max by (replica) (exaserve_replica_kv_use_ratio)",  # several gateways tell of the same replicas
@@ -47,12 +60,14 @@ class ServerSeries:
     Attributes:
         kv: KV cache use (0..1) by replica, as (instant, value).
         gpu: mean accelerator use (0..1).
+        counts: by how much counters of failures grew during the run, where a gateway has them.
         problems: why something is missing.
     """
 
     kv: dict[str, list[tuple[float, float]]] = field(default_factory=dict)
     gpu: list[tuple[float, float]] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
+    counts: dict[str, float] = field(default_factory=dict)
 
     def cut(self, start_s: float, end_s: float) -> ServerSeries:
         """Only what was measured from ``start_s`` to ``end_s``."""
@@ -60,12 +75,14 @@ class ServerSeries:
         def within(series: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
             return [(at, value) for at, value in series if start_s <= at <= end_s]
 
-        return ServerSeries({name: within(series) for name, series in self.kv.items()}, within(self.gpu), self.problems)
+        return ServerSeries(
+            {name: within(series) for name, series in self.kv.items()}, within(self.gpu), self.problems, self.counts
+        )
 
     def figures(self) -> dict[str, float]:
         """``kv_max`` (largest of any replica), ``kv_spread`` (standard deviation over the replicas, mean over time) and
-        ``gpu_use`` (mean), as far as they are known. One replica has no spread."""
-        out: dict[str, float] = {}
+        ``gpu_use`` (mean), and the counts, as far as they are known. One replica has no spread."""
+        out: dict[str, float] = dict(self.counts)
         values = [value for series in self.kv.values() for _, value in series]
         if values:
             out["kv_max"] = max(values)
@@ -89,6 +106,7 @@ class ServerSeries:
             "kv": {name: rounded(series) for name, series in sorted(self.kv.items())},
             "gpu": rounded(self.gpu),
             "problems": self.problems,
+            "counts": self.counts,
         }
 
 
@@ -112,11 +130,14 @@ class MetricsWatch:
         self._headers = dict(headers or {})
         self._task: asyncio.Task[None] | None = None
         self._taken = 0
+        self._first: dict[tuple[str, str], float] = {}
+        self._last: dict[tuple[str, str], float] = {}
 
     def restart(self, at: float) -> None:
         """Instant 0 is at ``time.monotonic() == at``; what was read before is forgotten."""
         self._started_at = at
         self.telemetry.kv.clear()
+        self.telemetry.gpu.clear()
 
     async def __aenter__(self) -> Self:
         if self.urls:
@@ -144,6 +165,10 @@ class MetricsWatch:
             return
         at = time.monotonic() - self._started_at
         self._taken += 1
+        self._count(url, response.content)
+        use_of_cards = [float(value) for value in _GPU.findall(response.content)]
+        if use_of_cards:
+            self.telemetry.gpu.append((at, math.fsum(use_of_cards) / len(use_of_cards)))
         found = _GATEWAY_KV.findall(response.content)
         if found:
             for name, value in found:
@@ -155,6 +180,20 @@ class MetricsWatch:
         else:
             name = httpx.URL(url).netloc.decode()
             self.telemetry.kv.setdefault(name, []).append((at, float(use)))
+
+    def _count(self, url: str, exposition: bytes) -> None:
+        """Growth of the counters since the first look; what a gateway does not have is not 0."""
+        for name, pattern in _COUNTERS.items():
+            values = pattern.findall(exposition)
+            if values:
+                total = math.fsum(float(value) for value in values)
+                # A counter that fell was reset with its process; what it has now is new.
+                first = self._first.setdefault((url, name), total)
+                if total < first:
+                    self._first[url, name] = 0.0
+                self._last[url, name] = total
+                known = [key for key in self._last if key[1] == name]
+                self.telemetry.counts[name] = math.fsum(self._last[key] - self._first[key] for key in known)
 
     def _problem(self, text: str) -> None:
         if text not in self.telemetry.problems and len(self.telemetry.problems) < 10:

@@ -10,14 +10,14 @@ from urllib.parse import urlsplit
 
 import httptools
 
-from exaserve.bench.events import EventReader, UsageSeen, usage_seen
+from exaserve.bench.events import EventReader, UsageSeen, is_answer, usage_seen
 from exaserve.bench.record import Record
 from exaserve.workload import BodyRenderer, PlannedRequest
 
 __all__ = ["Client", "LoadConnection", "Target", "target"]
 
-_JSON_TAIL_BYTES = 4_096
-"""Of an answer that is not streamed only the end is kept, where ``usage`` stands."""
+_JSON_MAX_BYTES = 16 << 20
+"""Of an answer that is not streamed; a longer body is no usable answer."""
 
 
 class Client(Protocol):
@@ -82,7 +82,9 @@ class LoadConnection(asyncio.Protocol):
     """One connection to one target; carries one request at a time."""
 
     __slots__ = (
+        "body",
         "client",
+        "framed",
         "parser",
         "read_s",
         "reader",
@@ -90,7 +92,6 @@ class LoadConnection(asyncio.Protocol):
         "request",
         "reused",
         "sse",
-        "tail",
         "target",
         "transport",
     )
@@ -105,7 +106,9 @@ class LoadConnection(asyncio.Protocol):
         self.reader: EventReader | None = None
         self.sse = False
         self.reused = False
-        self.tail = b""
+        self.framed = False
+        """The answer's head says where it ends; else the end of the connection is its end."""
+        self.body: list[bytes] = []
         self.read_s = 0.0
         """When the bytes now looked at were read, seconds from the start of the run."""
 
@@ -114,7 +117,8 @@ class LoadConnection(asyncio.Protocol):
         assert self.record is None
         client = self.client
         self.record, self.request = record, request
-        self.reader, self.sse, self.tail = None, False, b""
+        self.reader, self.sse, self.framed = None, False, False
+        self.body = []
         body = client.renderer.body(request)
         head = client.targets[self.target].head
         if request.session is not None:
@@ -145,7 +149,7 @@ class LoadConnection(asyncio.Protocol):
                 self._fail("protocol")
             self.close()
 
-    def connection_lost(self, _exc: Exception | None) -> None:
+    def connection_lost(self, exc: Exception | None) -> None:
         self.transport = None
         record, request = self.record, self.request
         if record is not None and request is not None:
@@ -155,7 +159,11 @@ class LoadConnection(asyncio.Protocol):
                 self.record = self.request = None
                 self.client.retry(request, record, self)
                 return
-            self._fail("lost")
+            if exc is None and record.status >= 200 and not self.framed:
+                self.read_s = self.client.now()
+                self.on_message_complete()
+            else:
+                self._fail("lost")
         self.client.forget(self)
 
     # httptools callbacks
@@ -166,6 +174,10 @@ class LoadConnection(asyncio.Protocol):
                 self.record.replica = value.decode("latin-1")
         elif size == 12 and name.lower() == b"content-type":
             self.sse = value.lstrip().lower().startswith(b"text/event-stream")
+        elif (size == 14 and name.lower() == b"content-length") or (
+            size == 17 and name.lower() == b"transfer-encoding"
+        ):
+            self.framed = True
 
     def on_headers_complete(self) -> None:
         if self.record is not None:
@@ -176,7 +188,7 @@ class LoadConnection(asyncio.Protocol):
     def on_body(self, body: bytes) -> None:
         reader = self.reader
         if reader is None:
-            self.tail = (self.tail + body)[-_JSON_TAIL_BYTES:]
+            self.body.append(body)
             return
         before = reader.events
         first = reader.feed(body)
@@ -189,6 +201,8 @@ class LoadConnection(asyncio.Protocol):
             record.first_token_s = self.read_s
             self.client.first_token(record)
             new = reader.token_events
+        if reader.has_answer and record.first_answer_s is None:
+            record.first_answer_s = self.read_s
         if reader.has_token:
             if new == 1:
                 record.token_s.append(self.read_s)
@@ -200,20 +214,29 @@ class LoadConnection(asyncio.Protocol):
         if record is None or record.status < 200:
             return
         record.complete = True
-        if record.status >= 400:
+        if record.status >= 300:
             self._settle("status", self.read_s)
         elif self.reader is not None:
             self._settle("", self.read_s)
         else:
-            record.first_token_s = self.read_s
-            self.client.first_token(record)
-            _count(record, usage_seen(self.tail), 0)
-            self._settle("", self.read_s)
+            self._whole_answer(record)
         if self.parser.should_keep_alive() and self.transport is not None:
             self.reused = True
             self.client.free(self)
         else:
             self.close()
+
+    def _whole_answer(self, record: Record) -> None:
+        """An answer that is no event stream: its last byte is its first token, where it is one at all."""
+        body = b"".join(self.body)
+        self.body = []
+        if len(body) > _JSON_MAX_BYTES or not is_answer(body):
+            self._settle("no_answer", self.read_s)
+            return
+        record.first_token_s = record.first_answer_s = self.read_s
+        self.client.first_token(record)
+        _count(record, usage_seen(body), 0, 0)
+        self._settle("", self.read_s)
 
     def close(self) -> None:
         if self.transport is not None:
@@ -238,9 +261,12 @@ class LoadConnection(asyncio.Protocol):
             record.done, record.error_event, _ = reader.finish()
             content = reader.content_events()
             del record.token_s[content:]
-            _count(record, reader.usage(), content)
+            usage = reader.usage()
+            _count(record, usage, content, reader.reasoning_events)
             if not error and record.error_event:
                 error = "error_event"
+            elif not error and not reader.has_token and not usage.output:
+                error = "no_answer"
             elif not error and not record.done:
                 error = "no_done"
         record.error = error
@@ -249,8 +275,9 @@ class LoadConnection(asyncio.Protocol):
         self.client.finished(record)
 
 
-def _count(record: Record, usage: UsageSeen, events: int) -> None:
+def _count(record: Record, usage: UsageSeen, events: int, reasoning_events: int) -> None:
     """Tokens by the server's usage, else by events."""
+    record.reasoning_tokens = reasoning_events if usage.reasoning is None else usage.reasoning
     record.tokens = events if usage.output is None else usage.output
     record.tokens_known = usage.output is not None
     record.prompt_seen, record.cached_seen = usage.prompt, usage.cached

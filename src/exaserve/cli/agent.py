@@ -14,7 +14,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 import msgspec
 import typer
 
-from exaserve.config import Cluster, NodeEntry, Pool, diff, is_loopback, load_cluster, read_environment, read_secret
+from exaserve.config import (
+    Cluster,
+    NodeEntry,
+    Pool,
+    diff,
+    is_loopback,
+    join_address,
+    load_cluster,
+    read_environment,
+    read_secret,
+)
 from exaserve.config import split_address as split
 from exaserve.domain.errors import ConfigError
 
@@ -137,7 +147,7 @@ def _is_ours(address: str) -> bool:
 def _gateways(cluster: Cluster, token: str | None) -> list[tuple[str, int]]:
     """Agent ports of all gateways. ConfigError where one beyond this machine would be told without a secret."""
     agents = cluster.agents
-    texts = agents.gateways or (f"{agents.host}:{agents.port}",)
+    texts = agents.gateways or (join_address(agents.host, agents.port),)
     found = []
     for text in texts:
         try:

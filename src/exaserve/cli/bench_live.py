@@ -15,6 +15,8 @@ from rich.table import Table
 from rich.text import Text
 
 from exaserve.bench import Progress
+from exaserve.bench.load import UNTIL_ANSWERED_S
+from exaserve.cli.tables import Cell, Column, fitted
 from exaserve.report import seconds
 from exaserve.workload import percentile
 
@@ -25,6 +27,25 @@ REFRESH_PER_S = 4.0
 _BLOCKS = " ▁▂▃▄▅▆▇█"
 _SPARK_S = 1.0
 _SPARK_MAX = 48
+_FACTS = (
+    Column("sent"),
+    Column("in flight"),
+    Column("waiting", 1),
+    Column("answered"),
+    Column("failed"),
+    Column("cut", 3),
+    Column("answers/s", 2),
+    Column("events/s", 4),
+    Column("own delay", 5),
+)
+_LATENCIES = (
+    Column("", left=True),
+    Column("so far", 2),
+    Column("P50"),
+    Column("P90", 1),
+    Column("P99"),
+    Column("largest", 3),
+)
 
 
 class LiveView:
@@ -37,6 +58,7 @@ class LiveView:
 
     def __init__(self, console: Console, title: str, scenarios: Sequence[str]) -> None:
         self._title = title
+        self._width = console.width
         self._recent: dict[str, deque[tuple[float, float]]] = {name: deque() for name in scenarios}
         self._counts: dict[str, int] = dict.fromkeys(scenarios, 0)
         self._last: Progress | None = None
@@ -82,6 +104,8 @@ class LiveView:
         """The picture of one moment."""
         share = min(1.0, p.elapsed_s / p.duration_s) if p.duration_s else 1.0
         where = f"{min(p.elapsed_s, p.duration_s):.0f}/{p.duration_s:.0f} s"
+        if p.duration_s >= UNTIL_ANSWERED_S:
+            share, where = (p.ok + p.failed) / max(1, p.planned), f"{p.ok + p.failed:,} of {p.planned:,}"
         if p.elapsed_s > p.duration_s:
             where = f"draining, {p.inflight} left"
         head = Table.grid(padding=(0, 1))
@@ -89,27 +113,23 @@ class LiveView:
         answered, events = self._per_second()
         failed = Text(f"{p.failed - p.cut:,}", style="red" if p.failed > p.cut else "")
         cut = Text(f"{p.cut:,}", style="red" if p.cut else "")
-        facts = Table.grid(padding=(0, 2))
-        facts.add_row("sent", "in flight", "waiting", "answered", "failed", "cut", "answers/s", "events/s", "own delay")
-        facts.add_row(
-            f"{p.sent:,}",
-            f"{p.inflight:,}",
-            f"{p.waiting:,}",
-            f"{p.ok:,}",
-            failed,
-            cut,
-            f"{answered:,.1f}",
-            f"{events:,.0f}",
-            Text(seconds(p.lag_s), style="yellow" if p.lag_s > 0.05 else ""),
-        )
-        table = Table(title=f"Time to first token of the last {RECENT_S:.0f} s", title_justify="left", title_style="")
-        for name in ("", "so far", "P50", "P90", "P99", "largest"):
-            table.add_column(name, justify="left" if not name else "right", min_width=9)
+        delay = Text(seconds(p.lag_s), style="yellow" if p.lag_s > 0.05 else "")
+        counts: list[Cell] = [f"{p.sent:,}", f"{p.inflight:,}", f"{p.waiting:,}", f"{p.ok:,}", failed, cut]
+        facts = fitted(_FACTS, [[*counts, f"{answered:,.1f}", f"{events:,.0f}", delay]], self._width)
+        rows: list[list[Cell]] = []
         for name, values in self._recent.items():
             ordered = sorted(v for _, v in values)
             figures = [seconds(percentile(ordered, q)) for q in (0.5, 0.9, 0.99, 1.0)]
-            table.add_row(name, f"{self._counts.get(name, 0):,}", *figures)
-        return Group(head, facts, table, Text(f"P99 by second {self._sparkline()}", style="dim"))
+            rows.append([name, f"{self._counts.get(name, 0):,}", *figures])
+        title = Text(f"Time to first token of the last {RECENT_S:.0f} s")
+        return Group(
+            head,
+            facts,
+            Text(),
+            title,
+            fitted(_LATENCIES, rows, self._width),
+            Text(f"P99 by second {self._sparkline()}", style="dim"),
+        )
 
     def _per_second(self) -> tuple[float, float]:
         if len(self._rates) < 2:

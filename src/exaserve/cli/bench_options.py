@@ -2,63 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-__all__ = [
-    "Api",
-    "ApiChoice",
-    "ApiKey",
-    "Arrivals",
-    "ArrivalsChoice",
-    "AsJson",
-    "Burst",
-    "CaFile",
-    "CacheHit",
-    "Concurrency",
-    "CostPerHour",
-    "Drain",
-    "Duration",
-    "EndRate",
-    "Extra",
-    "GpuQuery",
-    "Header",
-    "Html",
-    "IgnoreEos",
-    "InflightMax",
-    "Insecure",
-    "KvQuery",
-    "MaxCompletionTokens",
-    "Metrics",
-    "Model",
-    "Name",
-    "OutputTokens",
-    "Processes",
-    "Profile",
-    "Prometheus",
-    "QuestionTokens",
-    "Rate",
-    "RecordsFile",
-    "Requests",
-    "Seed",
-    "Sessions",
-    "Slo",
-    "StepS",
-    "Stream",
-    "Targets",
-    "Think",
-    "TimeoutS",
-    "Tokenizer",
-    "Trace",
-    "TraceSpeed",
-    "Turns",
-    "Warmup",
-    "Window",
-    "Workload",
-]
+from exaserve.cli.flags import ApiKey
+
+__all__ = ["ApiChoice", "ArrivalsChoice", "BenchOptions"]
 
 _LOAD, _WORK, _SERVER = "Load", "Workload", "Endpoint"
 _VERDICT, _OUT = "Verdict", "Output"
@@ -77,97 +30,127 @@ class ApiChoice(StrEnum):
     COMPLETIONS = "completions"
 
 
-Targets = Annotated[list[str], typer.Argument(help="URL(s) of the endpoint; or: compare|report FILE.json …")]
+def _load(*names: str, text: str) -> typer.models.OptionInfo:
+    return _option(_LOAD, names, text)
 
-Rate = Annotated[float | None, typer.Option(help="Requests per second, open loop (default 10).", rich_help_panel=_LOAD)]
-Duration = Annotated[float | None, typer.Option(help="Seconds (default 60).", rich_help_panel=_LOAD)]
-Arrivals = Annotated[ArrivalsChoice, typer.Option(help="How requests arrive.", rich_help_panel=_LOAD)]
-EndRate = Annotated[float, typer.Option(help="Rate at the end of a ramp.", rich_help_panel=_LOAD)]
-Burst = Annotated[float, typer.Option(help="Mean requests of a burst.", rich_help_panel=_LOAD)]
-Concurrency = Annotated[
-    int, typer.Option(help="Closed loop: so many at once, each followed by the next.", rich_help_panel=_LOAD)
-]
-Requests = Annotated[int | None, typer.Option(help="End after so many.", rich_help_panel=_LOAD)]
-Warmup = Annotated[
-    float | None,
-    typer.Option(help="Seconds left out of all figures (default: a tenth, 10 at most).", rich_help_panel=_LOAD),
-]
-Drain = Annotated[float, typer.Option(help="Seconds that answers may still take at the end.", rich_help_panel=_LOAD)]
-Seed = Annotated[int, typer.Option(help="Same seed, same requests.", rich_help_panel=_LOAD)]
-Profile = Annotated[bool, typer.Option("--profile", help="Step the rate up to find the knee.", rich_help_panel=_LOAD)]
-StepS = Annotated[float, typer.Option("--step", help="Seconds of each step of --profile.", rich_help_panel=_LOAD)]
-Processes = Annotated[
-    int | None, typer.Option(help="Load processes (default: by the load; 0: this one).", rich_help_panel=_LOAD)
-]
-InflightMax = Annotated[int, typer.Option(help="Requests at once at most; above, they wait.", rich_help_panel=_LOAD)]
-TimeoutS = Annotated[
-    float, typer.Option("--timeout", help="Seconds until a request has failed.", rich_help_panel=_LOAD)
-]
 
-Workload = Annotated[
-    str,
-    typer.Option(help="A (327 tokens), B (4,218), C (12,842), mix (65/30/5 %), or a YAML file.", rich_help_panel=_WORK),
-]
-Trace = Annotated[
-    Path | None,
-    typer.Option(help="BurstGPT or Azure CSV, Mooncake JSONL, or JSONL of prompts.", rich_help_panel=_WORK),
-]
-TraceSpeed = Annotated[float, typer.Option(help="Replay so much faster than recorded.", rich_help_panel=_WORK)]
-OutputTokens = Annotated[int, typer.Option(help="Answer length for prompts that name none.", rich_help_panel=_WORK)]
-Turns = Annotated[float, typer.Option(help="Conversations of so many turns on average.", rich_help_panel=_WORK)]
-Think = Annotated[float, typer.Option(help="Mean pause between turns, seconds.", rich_help_panel=_WORK)]
-QuestionTokens = Annotated[int, typer.Option(help="Tokens that each turn adds.", rich_help_panel=_WORK)]
-Sessions = Annotated[int, typer.Option(help="Sessions whose prompts begin alike.", rich_help_panel=_WORK)]
-CacheHit = Annotated[
-    float, typer.Option(help="Share of each prompt in common within its session, 0..1.", rich_help_panel=_WORK)
-]
-Tokenizer = Annotated[
-    str,
-    typer.Option(
-        help="auto (server's /tokenize if it has one), server, estimate, or a tokenizer.json.", rich_help_panel=_WORK
-    ),
-]
+def _work(*names: str, text: str) -> typer.models.OptionInfo:
+    return _option(_WORK, names, text)
 
-Model = Annotated[str, typer.Option(help="Model (default: the endpoint's first).", rich_help_panel=_SERVER)]
-Api = Annotated[ApiChoice, typer.Option(help="Which interface.", rich_help_panel=_SERVER)]
-Stream = Annotated[bool, typer.Option(help="Streamed answers.", rich_help_panel=_SERVER)]
-ApiKey = Annotated[
-    str,
-    typer.Option(envvar="EXASERVE_API_KEY", show_envvar=True, help="Sent as bearer token.", rich_help_panel=_SERVER),
-]
-Header = Annotated[list[str] | None, typer.Option(help="Further header, 'name: value'.", rich_help_panel=_SERVER)]
-Insecure = Annotated[bool, typer.Option("--insecure", help="Do not check certificates.", rich_help_panel=_SERVER)]
-CaFile = Annotated[Path | None, typer.Option(help="Authorities to check against.", rich_help_panel=_SERVER)]
-Extra = Annotated[str, typer.Option(help="JSON object merged into every request.", rich_help_panel=_SERVER)]
-IgnoreEos = Annotated[
-    bool | None,
-    typer.Option(help="Ask for answers of exact length (default: not with https).", rich_help_panel=_SERVER),
-]
-MaxCompletionTokens = Annotated[
-    bool,
-    typer.Option("--max-completion-tokens", help="Name the limit as newer clouds want it.", rich_help_panel=_SERVER),
-]
 
-Slo = Annotated[
-    list[str] | None,
-    typer.Option(help="Objective such as 'A: p99_ttft_ms<=850', a YAML file, or reference.", rich_help_panel=_VERDICT),
-]
-CostPerHour = Annotated[
-    float, typer.Option(help="Of what serves; gives cost per 1,000 requests.", rich_help_panel=_VERDICT)
-]
-Metrics = Annotated[
-    list[str] | None, typer.Option(help="/metrics of a gateway or of engines, or auto.", rich_help_panel=_VERDICT)
-]
-Prometheus = Annotated[str, typer.Option(help="Server to ask for accelerator and KV use.", rich_help_panel=_VERDICT)]
-GpuQuery = Annotated[str, typer.Option(help="PromQL for accelerator use, 0..1.", rich_help_panel=_VERDICT)]
-KvQuery = Annotated[str, typer.Option(help="PromQL for KV use by replica, 0..1.", rich_help_panel=_VERDICT)]
+def _server(*names: str, text: str) -> typer.models.OptionInfo:
+    return _option(_SERVER, names, text)
 
-Name = Annotated[str, typer.Option(help="Name of the run in reports.", rich_help_panel=_OUT)]
-Window = Annotated[float | None, typer.Option(help="Seconds of a window (default: a twentieth).", rich_help_panel=_OUT)]
-AsJson = Annotated[
-    Path | None, typer.Option("--json", help="Write the result ('-': standard output).", rich_help_panel=_OUT)
-]
-RecordsFile = Annotated[
-    Path | None, typer.Option("--records", help="Write every request, JSONL.", rich_help_panel=_OUT)
-]
-Html = Annotated[Path | None, typer.Option(help="Write a report with plots.", rich_help_panel=_OUT)]
+
+def _verdict(*names: str, text: str) -> typer.models.OptionInfo:
+    return _option(_VERDICT, names, text)
+
+
+def _out(*names: str, text: str) -> typer.models.OptionInfo:
+    return _option(_OUT, names, text)
+
+
+def _option(panel: str, names: tuple[str, ...], text: str) -> typer.models.OptionInfo:
+    made: typer.models.OptionInfo = typer.Option(*names, help=text, rich_help_panel=panel)
+    return made
+
+
+@dataclass(frozen=True, kw_only=True)
+class BenchOptions:
+    """The command's options, as given. ``None`` is "not given" where the default depends on others."""
+
+    targets: Annotated[list[str], typer.Argument(help="URL(s) of the endpoint; or: compare|report FILE.json …")]
+
+    rate_per_s: Annotated[float | None, _load("--rate", text="Requests per second, open loop (default 10).")] = None
+    duration_s: Annotated[
+        float | None, _load("--duration", text="Seconds (default 60; with --requests: until they are answered).")
+    ] = None
+    arrivals: Annotated[ArrivalsChoice, _load(text="How requests arrive.")] = ArrivalsChoice.POISSON
+    end_rate_per_s: Annotated[float, _load("--end-rate", text="Rate at the end of a ramp.")] = 0.0
+    burst_mean: Annotated[float, _load("--burst", text="Mean requests of a burst.")] = 10.0
+    concurrency: Annotated[int, _load(text="Closed loop: so many at once, each followed by the next.")] = 0
+    requests_max: Annotated[
+        int | None, _load("--requests", text="End after so many; all of them count unless --warmup is given.")
+    ] = None
+    warmup_s: Annotated[
+        float | None,
+        _load("--warmup", text="Seconds left out of all figures (default: a tenth, 10 at most; 0 with --requests)."),
+    ] = None
+    drain_s: Annotated[float, _load("--drain", text="Seconds that answers may still take at the end.")] = 60.0
+    seed: Annotated[int, _load(text="Same seed, same requests.")] = 1
+    profile: Annotated[bool, _load("--profile", text="Step the rate up to find the knee.")] = False
+    step_s: Annotated[float, _load("--step", text="Seconds of each step of --profile.")] = 15.0
+    processes: Annotated[int | None, _load(text="Load processes (default: by the load; 0: this one).")] = None
+    inflight_max: Annotated[int, _load(text="Requests at once at most; above, they wait.")] = 8192
+    timeout_s: Annotated[float, _load("--timeout", text="Seconds until a request has failed.")] = 300.0
+
+    workload: Annotated[str, _work(text="A (327 tokens), B (4,218), C (12,842), mix (65/30/5 %), or a YAML file.")] = (
+        "mix"
+    )
+    trace: Annotated[
+        Path | None,
+        _work(text="BurstGPT or Azure CSV, Mooncake JSONL, ShareGPT JSON, or JSONL of prompts."),
+    ] = None
+    trace_speed: Annotated[float, _work(text="Replay so much faster than recorded.")] = 1.0
+    output_tokens: Annotated[
+        int | None, _work(text="Length of all answers; of a trace, of those that have none recorded (default 256).")
+    ] = None
+    turns: Annotated[float, _work(text="Conversations of so many turns on average.")] = 1.0
+    think_s: Annotated[float, _work("--think", text="Mean pause between turns, seconds.")] = 5.0
+    question_tokens: Annotated[int, _work(text="Tokens that each turn adds.")] = 64
+    sessions: Annotated[int, _work(text="Sessions whose prompts begin alike.")] = 0
+    cache_hit: Annotated[float, _work(text="Share of each prompt in common within its session, 0..1.")] = 0.0
+    tokenizer: Annotated[
+        str, _work(text="auto (server's /tokenize if it has one), server, estimate, or a tokenizer.json.")
+    ] = "auto"
+
+    model: Annotated[str, _server(text="Model (default: the endpoint's first).")] = ""
+    api: Annotated[ApiChoice, _server(text="Which interface.")] = ApiChoice.CHAT
+    stream: Annotated[bool, _server(text="Streamed answers.")] = True
+    api_key: ApiKey = ""
+    headers: Annotated[list[str] | None, _server("--header", text="Further header, 'name: value'.")] = None
+    insecure: Annotated[bool, _server("--insecure", text="Do not check certificates.")] = False
+    ca_file: Annotated[Path | None, _server(text="Authorities to check against.")] = None
+    extra: Annotated[str, _server(text="JSON object merged into every request.")] = ""
+    ignore_eos: Annotated[bool | None, _server(text="Ask for answers of exact length (default: not with https).")] = (
+        None
+    )
+    max_completion_tokens: Annotated[
+        bool, _server("--max-completion-tokens", text="Name the limit as newer clouds want it.")
+    ] = False
+
+    slo: Annotated[
+        list[str] | None,
+        _verdict(text="Objective such as 'A: p99_ttft_ms<=850', a YAML file, or reference (see docs)."),
+    ] = None
+    cost_per_hour: Annotated[float, _verdict(text="Of what serves; gives cost per 1,000 requests.")] = 0.0
+    metrics: Annotated[list[str] | None, _verdict(text="/metrics of a gateway or of engines, or auto.")] = None
+    prometheus: Annotated[str, _verdict(text="Server to ask for accelerator and KV use.")] = ""
+    gpu_query: Annotated[str, _verdict(text="PromQL for accelerator use, 0..1.")] = ""
+    kv_query: Annotated[str, _verdict(text="PromQL for KV use by replica, 0..1.")] = ""
+
+    name: Annotated[str, _out(text="Name of the run in reports.")] = ""
+    window_s: Annotated[float | None, _out("--window", text="Seconds of a window (default: a twentieth).")] = None
+    as_json: Annotated[Path | None, _out("--json", text="Write the result ('-': standard output).")] = None
+    records: Annotated[Path | None, _out(text="Write every request: JSONL, or CSV where the name ends in .csv.")] = None
+    as_csv: Annotated[Path | None, _out("--csv", text="Write the figures, one line per scenario.")] = None
+    html: Annotated[Path | None, _out(text="Write a report with plots.")] = None
+
+    @property
+    def urls(self) -> tuple[str, ...]:
+        return tuple(self.targets)
+
+    @property
+    def path(self) -> str:
+        """Of the interface."""
+        return {"chat": "/v1/chat/completions", "completions": "/v1/completions"}[self.api.value]
+
+    @property
+    def output_field(self) -> str:
+        return "max_completion_tokens" if self.max_completion_tokens else "max_tokens"
+
+    def load_text(self) -> str:
+        """The load that was asked for, in words; "" where a trace's own instants are."""
+        if self.concurrency:
+            return f"{self.concurrency} at once"
+        return "" if self.rate_per_s is None else f"{self.rate_per_s:,g} requests/s asked"

@@ -6,7 +6,7 @@ import json
 import math
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,17 +14,20 @@ import httpx
 import yaml
 
 from exaserve.bench import LoadConfig
-from exaserve.bench.slo import REFERENCE_OBJECTIVES, Gate, parse_gate, parse_objectives
+from exaserve.bench.load import UNTIL_ANSWERED_S
+from exaserve.bench.record import Record
+from exaserve.bench.slo import Gate, parse_gate, parse_objectives, reference_gates, unknown_scenarios
 from exaserve.bench.tokens import Lengths, ServerTokenizer, local_counter, measure_lengths
+from exaserve.cli.bench_options import BenchOptions
 from exaserve.domain.errors import ConfigError
 from exaserve.workload import (
     MIXES,
-    ArrivalKind,
     Arrivals,
     BodyRenderer,
     Conversations,
     LoadPlan,
     Mix,
+    OutputLengths,
     Sessions,
     TraceRow,
     make_plan,
@@ -33,7 +36,7 @@ from exaserve.workload import (
     read_rows,
 )
 
-__all__ = ["BenchOptions", "Setup", "prepare"]
+__all__ = ["RATE", "Setup", "prepare"]
 
 MODELS_TIMEOUT_S = 10.0
 RATE = 10.0
@@ -44,48 +47,7 @@ RATE_PER_PROCESS = 2_500.0
 """A load process does several times this; so it is never late because it is busy."""
 STREAMS_PER_PROCESS = 3_000
 LENGTHS_CHECKED_MAX = 8
-
-
-@dataclass(frozen=True, kw_only=True)
-class BenchOptions:
-    """The command's options, as given."""
-
-    urls: tuple[str, ...]
-    rate_per_s: float | None
-    duration_s: float | None
-    arrivals: ArrivalKind
-    end_rate_per_s: float
-    burst_mean: float
-    concurrency: int
-    requests_max: int | None
-    warmup_s: float | None
-    drain_s: float
-    seed: int
-    processes: int | None
-    inflight_max: int
-    timeout_s: float
-    workload: str
-    trace: Path | None
-    trace_speed: float
-    output_tokens: int
-    turns: float
-    think_s: float
-    question_tokens: int
-    sessions: int
-    cache_hit: float
-    tokenizer: str
-    model: str
-    path: str
-    stream: bool
-    api_key: str
-    headers: tuple[str, ...]
-    insecure: bool
-    ca_file: Path | None
-    extra: str
-    ignore_eos: bool | None
-    output_field: str
-    slo: tuple[str, ...]
-    window_s: float | None
+OUTPUT_TOKENS = 256
 
 
 @dataclass
@@ -111,10 +73,11 @@ class Setup:
         rate = rate_per_s if rate_per_s is not None else o.rate_per_s
         length = duration_s if duration_s is not None else o.duration_s
         if o.concurrency:
-            return self._closed_plan(length or DURATION_S, seed)
+            by_number = length is None and o.requests_max is not None
+            return self._closed_plan(UNTIL_ANSWERED_S if by_number else length or DURATION_S, seed)
         if self.rows:
             timed = rate is None and self.rows[0].at_s is not None
-            arrivals = None if timed else self._arrivals(rate or RATE, length or DURATION_S)
+            arrivals = None if timed else self._arrivals(rate or RATE, length or self._time_for(rate or RATE))
             return plan_from_rows(
                 self.rows,
                 seed,
@@ -124,7 +87,9 @@ class Setup:
                 arrivals=arrivals,
             )
         assert self.mix is not None
-        plan = make_plan(self.mix, self._arrivals(rate or RATE, length or DURATION_S), seed, **self._sessions())
+        plan = make_plan(
+            self.mix, self._arrivals(rate or RATE, length or self._time_for(rate or RATE)), seed, **self._sessions()
+        )
         if o.requests_max is not None:
             kept = plan.requests[: o.requests_max]
             plan = LoadPlan(
@@ -132,11 +97,25 @@ class Setup:
             )
         return plan
 
+    def _time_for(self, rate_per_s: float) -> float:
+        """Long enough for ``--requests``; the plan is cut there."""
+        wanted = self.options.requests_max
+        if wanted is None or self.options.arrivals in ("ramp", "day"):
+            return DURATION_S
+        return (wanted + 10.0 * math.sqrt(wanted * self.options.burst_mean) + 10.0) / rate_per_s
+
+    def by_number(self, plan: LoadPlan, records: Sequence[Record]) -> bool:
+        """Whether a number of requests was measured, not a time: each of them counts, to the end of the last answer."""
+        o = self.options
+        if o.requests_max is not None:
+            return (len(records) if o.concurrency else len(plan)) >= o.requests_max
+        return bool(self.rows) and o.duration_s is None and o.rate_per_s is None and not o.concurrency
+
     def _arrivals(self, rate: float, duration_s: float) -> Arrivals:
         o = self.options
         if o.arrivals == "ramp" and o.end_rate_per_s <= 0.0:
             raise ConfigError("--arrivals ramp needs --end-rate", param="end_rate")
-        return Arrivals(rate, duration_s, o.arrivals, o.end_rate_per_s, o.burst_mean)
+        return Arrivals(rate, duration_s, o.arrivals.value, o.end_rate_per_s, o.burst_mean)
 
     def _sessions(self) -> dict[str, Any]:
         o = self.options
@@ -164,6 +143,8 @@ class Setup:
         given = self.options.warmup_s
         if given is not None:
             return min(given, duration_s)
+        if self.options.requests_max is not None:
+            return 0.0
         return min(10.0, duration_s / 10.0) if duration_s >= 10.0 else 0.0
 
     def window_s(self, duration_s: float) -> float:
@@ -182,13 +163,12 @@ def prepare(o: BenchOptions) -> Setup:
         ConfigError: an option, a file or the endpoint is not as it should be.
     """
     _check(o)
-    gates = _gates(o.slo)
     headers, auth = _headers(o)
     mix: Mix | None = None
     rows: list[TraceRow] = []
     notes: list[str] = []
     if o.trace is not None:
-        rows, skipped = _read_trace(o.trace, o.output_tokens)
+        rows, skipped = _read_trace(o.trace, OUTPUT_TOKENS if o.output_tokens is None else o.output_tokens)
         if skipped:
             notes.append(f"{skipped:,} lines of the trace asked or answered nothing and were left out")
         if o.path == "/v1/completions" and any(row.content.startswith("[") for row in rows):
@@ -196,7 +176,9 @@ def prepare(o: BenchOptions) -> Setup:
         if any(row.content for row in rows):
             notes.append("prompts are the file's own; their lengths are estimated, and repeated ones meet the cache")
     else:
-        mix = _mix(o.workload)
+        mix = _with_answers(_mix(o.workload), o.output_tokens)
+    names = [s.name for s in mix.scenarios] if mix else list(dict.fromkeys(row.scenario for row in rows))
+    gates = _gates(o.slo or (), names)
     model = o.model or _first_model(o, auth)
     lengths, why = _lengths(o, model, auth, mix, rows)
     if why:
@@ -243,6 +225,12 @@ def _check(o: BenchOptions) -> None:
     for name, number in (("--concurrency", o.concurrency), ("--sessions", o.sessions)):
         if number < 0:
             raise ConfigError(f"{name} must be 0 or more, not {number}")
+    for name, limit in (("--requests", o.requests_max), ("--output-tokens", o.output_tokens)):
+        if limit is not None and limit < 1:
+            raise ConfigError(f"{name} must be 1 or more, not {limit}")
+    length = o.duration_s or (DURATION_S if o.requests_max is None and o.trace is None else math.inf)
+    if o.warmup_s is not None and not 0.0 <= o.warmup_s < length:
+        raise ConfigError(f"--warmup {o.warmup_s:g} must leave something of the {length:g} s to measure")
     if o.concurrency and o.rate_per_s is not None:
         raise ConfigError("--rate (open loop) and --concurrency (closed loop) exclude each other")
     if o.turns > 1.0 and (o.sessions or o.cache_hit or o.concurrency):
@@ -253,16 +241,28 @@ def _check(o: BenchOptions) -> None:
         raise ConfigError("a trace has its own sessions: --turns, --sessions and --cache-hit do not go with --trace")
 
 
-def _gates(texts: Sequence[str]) -> list[Gate]:
+def _gates(texts: Sequence[str], scenarios: Sequence[str]) -> list[Gate]:
     gates: list[Gate] = []
     for text in texts:
         if text.lower() == "reference":
-            gates += [parse_gate(each) for each in REFERENCE_OBJECTIVES]
+            gates += reference_gates(scenarios)
         elif "<" in text or ">" in text:
             gates.append(parse_gate(text))
         else:
             gates += parse_objectives(_yaml(Path(text)), text)
+    if unknown := unknown_scenarios(gates, scenarios):
+        raise ConfigError(
+            f"--slo: {unknown[0]!r} is no scenario of this run: it has {', '.join(scenarios)}", param="slo"
+        )
     return gates
+
+
+def _with_answers(mix: Mix, output_tokens: int | None) -> Mix:
+    """The mix, with answers of one length where ``--output-tokens`` gives it."""
+    if output_tokens is None:
+        return mix
+    lengths = OutputLengths("fixed", float(output_tokens), tokens_max=output_tokens)
+    return Mix(tuple((replace(scenario, output=lengths), share) for scenario, share in mix.parts))
 
 
 def _yaml(path: Path) -> Any:
@@ -304,7 +304,7 @@ def _extra(text: str) -> dict[str, object] | None:
 
 def _headers(o: BenchOptions) -> tuple[tuple[tuple[str, str], ...], dict[str, str]]:
     headers = []
-    for text in o.headers:
+    for text in o.headers or ():
         name, colon, value = text.partition(":")
         if not colon or not name.strip():
             raise ConfigError(f"--header {text!r} must look like 'name: value'")

@@ -16,7 +16,7 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-__all__ = ["Column", "fitted", "log_wide", "print_table"]
+__all__ = ["Cell", "Column", "fitted", "log_wide", "print_table"]
 
 GAP = 2
 WRAP_MIN = 14
@@ -54,7 +54,7 @@ def print_table(console: Console, title: str, columns: Sequence[Column], rows: S
     """Prints a table that fits. The first column names the row."""
     wide = log_wide(console)
     if title:
-        wide.print(Text(title, style="bold"))
+        wide.print(Text(f"\n{title}", style="bold"))
     wide.print(fitted(columns, rows, wide.width))
 
 
@@ -99,16 +99,19 @@ def _table(columns: Sequence[Column], rows: Sequence[Sequence[Cell]], kept: Sequ
     table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, GAP - 1, 0, 0))
     if not any(columns[i].name for i in kept):
         table.show_header = False
+    heads = [
+        textwrap.wrap(column.name, max(1, w), break_long_words=False) for column, w in zip(columns, widths, strict=True)
+    ]
+    lines = max((len(heads[i]) for i in kept), default=0)
     for i in kept:
         column = columns[i]
-        head = "\n".join(textwrap.wrap(column.name, max(1, widths[i]), break_long_words=False))
+        head = "\n".join([""] * (lines - len(heads[i])) + heads[i])
         table.add_column(
             Text(head, style="bold"),
             justify="left" if column.left or i == 0 else "right",
             no_wrap=not column.wrap,
             overflow="fold",
             min_width=widths[i],
-            vertical="bottom" if not column.wrap else "top",
         )
     for row in rows:
         table.add_row(*(_cell(row[i]) for i in kept))

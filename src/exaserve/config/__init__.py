@@ -16,7 +16,7 @@ from exaserve.config.settings import (
     Timeouts,
 )
 from exaserve.config.show import diff, to_yaml, without_limits
-from exaserve.config.urls import is_loopback, replica_from_url, same_address, split_address, split_url
+from exaserve.config.urls import is_loopback, join_address, replica_from_url, same_address, split_address, split_url
 
 __all__ = [
     "AgentSettings",
@@ -35,6 +35,7 @@ __all__ = [
     "diff",
     "hub_folder",
     "is_loopback",
+    "join_address",
     "load_cluster",
     "load_profile",
     "parse_cluster",

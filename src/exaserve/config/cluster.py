@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -10,7 +12,7 @@ import msgspec
 from exaserve.config.convert import Limits, Schema
 from exaserve.config.settings import AgentSettings, ClientLimits, GatewaySettings, RetrySettings, TelemetrySettings
 from exaserve.config.sources import DiscoverySettings, FileSettings
-from exaserve.config.urls import replica_from_url
+from exaserve.config.urls import join_address, replica_from_url
 from exaserve.domain.replica import ReplicaId, ReplicaSpec
 from exaserve.health import HealthConfig
 from exaserve.scheduling.config import AdmissionConfig, SchedulerConfig
@@ -114,7 +116,9 @@ class Pool(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         model: what the engines load, such as ``meta-llama/Llama-3.1-8B-Instruct``.
         served_model_name: what clients call it; the same as ``model`` unless given.
-        version: release, for traffic weights per version.
+        name: of the pool, the first part of its replicas' ids (``NAME/node1/r0``). Needed by nobody: where there are
+            several pools it is what the pool serves, with version, length class or number where two serve the same.
+        version: release, as clients of several see it.
         precision: of the weights: bf16, fp16, fp8, int8, int4 … ("auto": as published). ``fp8`` has vLLM and SGLang
             quantise 16-bit weights as they load; a checkpoint that is published quantised is loaded as it is.
         tensor_parallel_size / pipeline_parallel_size: accelerators of one replica are their product.
@@ -152,6 +156,7 @@ class Pool(msgspec.Struct, frozen=True, kw_only=True):
 
     model: str = ""
     served_model_name: str = ""
+    name: str = ""
     version: str = ""
     precision: str = "auto"
     tensor_parallel_size: int = 1
@@ -238,22 +243,48 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True):
             specs += _named(pool) if pool.replicas else self.started(pool)
         return tuple(specs)
 
+    def pool_names(self) -> tuple[str, ...]:
+        """What each pool is called: its ``name``, or what it serves; where pools serve the same, with what tells them
+        apart (version, length of prompts, else their place in the file)."""
+        names = [pool.name or pool.served_name for pool in self.pools]
+        for mark in ("version", "prompt_length"):
+            twice = _twice(names)
+            names = [
+                f"{name}-{said}" if name in twice and not pool.name and (said := _said(pool, mark)) else name
+                for name, pool in zip(names, self.pools, strict=True)
+            ]
+        twice = _twice(names)
+        return tuple(f"{name}-{i}" if name in twice else name for i, name in enumerate(names, 1))
+
     def started(self, pool: Pool, nodes: tuple[NodeEntry, ...] | None = None) -> list[ReplicaSpec]:
         """The replicas that this pool starts, node by node (on ``nodes`` only, where they are given)."""
         if not pool.starts_replicas:
             return []
-        prefix = f"{pool.served_name}/" if len(self.pools) > 1 else ""
+        called = pool.name
+        if len(self.pools) > 1:
+            called = next(name for name, each in zip(self.pool_names(), self.pools, strict=True) if each is pool)
+        prefix = f"{called}/" if called else ""
         return [
             _spec(
                 pool,
                 ReplicaId(f"{prefix}{node.name}/r{index}"),
-                f"http://{node.address}:{pool.base_port + index}",
+                f"http://{join_address(node.address, pool.base_port + index)}",
                 node=node.name,
                 engine=_REPORTS_AS.get(pool.engine, pool.engine),
             )
             for node in (self.nodes if nodes is None else nodes)
             for index in range(pool.num_replicas_per_node)
         ]
+
+
+def _said(pool: Pool, field: str) -> str:
+    """What a pool says of itself there; "any" says nothing."""
+    said: str = getattr(pool, field)
+    return "" if said == "any" else said
+
+
+def _twice(names: Iterable[str]) -> set[str]:
+    return {name for name, count in Counter(names).items() if count > 1}
 
 
 _REPORTS_AS = {"emulator": "vllm", "null": "vllm", "command": "auto"}

@@ -13,6 +13,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import math
+import re
 import types
 import typing
 from collections.abc import Mapping
@@ -96,6 +97,7 @@ class Reader:
     def __init__(self, schema: Schema) -> None:
         self._schema = schema
         self._known: dict[type, dict[str, tuple[str, Any]]] = {}
+        self._needed: dict[type, list[str]] = {}
         self.problems: list[Problem] = []
         self.given: dict[str, Item] = {}
         """Path of every field that the file sets: tells a default from a choice, and where to point."""
@@ -152,7 +154,7 @@ class Reader:
                 item.value if item.value.isprintable() else self._wrong("text without control characters", item, path)
             )
         if isinstance(item.value, int | float):
-            return self._wrong(f'text; put it in quotes: "{item.value}"', item, path)
+            return self._wrong(f'text; put it in quotes: "{item.text or item.value}"', item, path)
         return self._wrong("text", item, path)
 
     def _number(self, kind: type, item: Item, path: str, limits: Limits) -> Any:
@@ -223,7 +225,9 @@ class Reader:
             self.given[_join(path, name)] = self.given[here] = each
             values[name] = self._field(kind, name, hint, key, each, here)
         valid = {name: value for name, value in values.items() if value is not _INVALID}
-        lacking = [name for name in _required(kind) if name not in valid]
+        if kind not in self._needed:
+            self._needed[kind] = _required(kind)
+        lacking = [name for name in self._needed[kind] if name not in valid]
         for name in lacking:
             if name not in values:
                 self.problem(_join(path, key_of(kind, name, self._schema)), "is missing", item)
@@ -233,8 +237,20 @@ class Reader:
             # A wrong value counts as not given, so that the checks between values still find what else is wrong.
             return kind(**valid)
         except (ValueError, TypeError) as error:
-            self.problem(path, str(error), item)
+            self._contradiction(kind, str(error), item, path)
             return _INVALID
+
+    def _contradiction(self, kind: Any, message: str, item: Item, path: str) -> None:
+        """What a record says of its own values, with the keys as the file has them and the line of the first named."""
+        first = message.partition(" ")[0]
+        here = item
+        for name in names_of(kind):
+            written = key_of(kind, name, self._schema)
+            if name == first:
+                here = self.given.get(_join(path, name), item)
+                path, message = _join(path, written), message.removeprefix(first).lstrip()
+            message = re.sub(rf"\b{name}\b", written, message)
+        self.problem(path, message, here)
 
     def _field(self, kind: type, name: str, hint: Any, key: str, item: Item, path: str) -> Any:
         limits = self._schema.limits.get(kind, {}).get(name)

@@ -14,6 +14,9 @@ from typing import Any
 
 import yaml
 
+_Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+"""libyaml's where PyYAML was built with it: ten times as fast, which a file of megabytes needs."""
+
 __all__ = ["DEPTH_MAX", "TEXT_BYTES_MAX", "Item", "Problem", "parse_document", "resolve_scalar"]
 
 TEXT_BYTES_MAX = 16 * 1024 * 1024
@@ -39,6 +42,8 @@ class Problem:
     message: str
     line: int = 0
     column: int = 0
+    remark: bool = False
+    """Worth a thought, but no mistake."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +55,8 @@ class Item:
     column: int
     key_line: int = 0
     """Line of the key in front of it, or 0."""
+    text: str = ""
+    """A scalar as it stands in the file."""
 
 
 def parse_document(text: str | bytes) -> tuple[Item | None, list[Problem]]:
@@ -58,22 +65,22 @@ def parse_document(text: str | bytes) -> tuple[Item | None, list[Problem]]:
     if size > TEXT_BYTES_MAX:
         return None, [Problem("", f"the file is larger than {TEXT_BYTES_MAX // 2**20} MiB; is it the right one?")]
     try:
-        events = yaml.SafeLoader(text)
+        events = _Loader(text)
     except (yaml.YAMLError, UnicodeError) as error:
-        return None, [_unreadable(error)]
+        return None, [_unreadable(error, text)]
     try:
         return _compose(events)
     except (yaml.YAMLError, UnicodeError) as error:
-        return None, [_unreadable(error)]
+        return None, [_unreadable(error, text)]
     finally:
         events.dispose()
 
 
-def _compose(loader: yaml.SafeLoader) -> tuple[Item | None, list[Problem]]:
+def _compose(loader: Any) -> tuple[Item | None, list[Problem]]:
     """Walks parser events with a stack of our own: deep nesting ends in an error, not in Python's recursion limit."""
     builder = _Builder()
     while loader.check_event():
-        event = loader.get_event()  # type: ignore[no-untyped-call]
+        event = loader.get_event()
         if isinstance(event, yaml.DocumentStartEvent) and builder.documents:
             mark = event.start_mark
             builder.problem("the file holds several documents (---); only one is read", mark)
@@ -165,13 +172,13 @@ class _Builder:
             frame.key, frame.key_line, frame.expects_key = event.value, mark.line + 1, False
             self._check_key(frame, mark)
             return
-        plain = event.style is None and event.tag in (None, "!")
+        plain = not event.style and event.tag in (None, "!")
         value = event.value
         if plain:
             value = resolve_scalar(event.value)
         elif event.tag not in (None, "!", "tag:yaml.org,2002:str"):
             self.problem(f"YAML tags ({event.tag}) are not supported here", mark, self._here())
-        self._add(Item(value, mark.line + 1, mark.column + 1))
+        self._add(Item(value, mark.line + 1, mark.column + 1, text=event.value))
 
     def _check_key(self, frame: _Frame, mark: Any) -> None:
         key = frame.key
@@ -192,7 +199,7 @@ class _Builder:
             frame.item.value.append(item)
             return
         if frame.key is not None:
-            frame.item.value[frame.key] = Item(item.value, item.line, item.column, frame.key_line)
+            frame.item.value[frame.key] = Item(item.value, item.line, item.column, frame.key_line, item.text)
         frame.key, frame.expects_key = None, True
 
 
@@ -211,7 +218,7 @@ def resolve_scalar(text: str) -> str | bool | float | None:
     return text
 
 
-def _unreadable(error: Exception) -> Problem:
+def _unreadable(error: Exception, text: str | bytes) -> Problem:
     """A YAML syntax error, with the hint that helps most people."""
     if isinstance(error, yaml.reader.ReaderError):
         return Problem("", f"not a text file in UTF-8: {error.reason} at byte {error.position}")
@@ -219,6 +226,8 @@ def _unreadable(error: Exception) -> Problem:
         return Problem("", f"cannot be read as YAML: {error}")
     mark = error.problem_mark or error.context_mark
     what = (error.problem or error.context or "not valid YAML").replace("'\\t'", "a tab")
+    if mark is not None and "cannot start any token" in what and _character_at(text, mark.line, mark.column) == "\t":
+        what = "found a tab where a value begins"
     hint = ""
     if "a tab" in what or "\\t" in what:
         hint = ". Indent with spaces, not tabs"
@@ -229,3 +238,8 @@ def _unreadable(error: Exception) -> Problem:
     if mark is None:
         return Problem("", f"not valid YAML: {what}{hint}")
     return Problem("", f"not valid YAML: {what}{hint}", mark.line + 1, mark.column + 1)
+
+
+def _character_at(text: str | bytes, line: int, column: int) -> str:
+    lines = (text if isinstance(text, str) else text.decode("utf-8", "replace")).splitlines()
+    return lines[line][column : column + 1] if line < len(lines) else ""

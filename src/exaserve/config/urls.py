@@ -9,7 +9,16 @@ from urllib.parse import urlsplit
 from exaserve.domain.errors import ConfigError
 from exaserve.domain.replica import ReplicaId, ReplicaSpec
 
-__all__ = ["check_host", "is_loopback", "replica_from_url", "same_address", "split_address", "split_url"]
+__all__ = [
+    "check_host",
+    "is_loopback",
+    "join_address",
+    "replica_from_url",
+    "same_address",
+    "same_host",
+    "split_address",
+    "split_url",
+]
 
 _HOST_NAME = re.compile(r"(?!-)[A-Za-z0-9_.-]{1,253}(?<!-)")
 
@@ -60,6 +69,11 @@ def split_address(text: str, *, port_min: int = 1) -> tuple[str, int]:
     return host, int(digits)
 
 
+def join_address(host: str, port: int) -> str:
+    """``host:port``, or ``[host]:port`` where the host is an IPv6 address."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
 def is_loopback(host: str) -> bool:
     """Whether only this machine reaches ``host``."""
     try:
@@ -69,18 +83,27 @@ def is_loopback(host: str) -> bool:
 
 
 def check_host(host: str) -> None:
-    """Raises ValueError unless ``host`` is a name or an IP address."""
+    """Raises ValueError unless ``host`` is a name or an IP address, without brackets."""
+    if host.startswith("["):
+        raise ValueError(f"{host!a}: write an IPv6 address without brackets here, such as ::1")
     if ":" in host:
         ipaddress.ip_address(host)
     elif not _HOST_NAME.fullmatch(host):
         raise ValueError(f"{host!a} is not a host name or address")
 
 
+def same_host(one: str, other: str) -> bool:
+    """Whether a port of the one may be a port of the other: equal, or one of them is all addresses."""
+    return one == other or bool({one, other} & {"0.0.0.0", "::", ""})  # noqa: S104 (compared, not bound)
+
+
 def same_address(url: str) -> str:
     """A key under which two spellings of one address are equal."""
     host, port = split_url(url)
     host = host.lower().rstrip(".")
-    return f"{'127.0.0.1' if host == 'localhost' else host}:{port}"
+    if ":" in host:
+        host = ipaddress.ip_address(host).compressed
+    return join_address("127.0.0.1" if host == "localhost" else host, port)
 
 
 def replica_from_url(url: str, models: tuple[str, ...] = (), param: str = "--replica") -> ReplicaSpec:
@@ -93,5 +116,5 @@ def replica_from_url(url: str, models: tuple[str, ...] = (), param: str = "--rep
         host, port = split_url(url)
     except ValueError as error:
         raise ConfigError(f"{param}: {error}", param=param) from None
-    where = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    where = join_address(host, port)
     return ReplicaSpec(ReplicaId(where), f"http://{where}", models)

@@ -8,6 +8,7 @@ import random
 import time
 from typing import TYPE_CHECKING, Any
 
+from exaserve.config import join_address
 from exaserve.emulator.ask import Limits
 from exaserve.emulator.faults import Faults, merge
 from exaserve.emulator.http import Connection, HttpRequest
@@ -88,7 +89,7 @@ class Replica:
 
     @property
     def url(self) -> str:
-        return f"http://{self.host}:{self.port}"
+        return f"http://{join_address(self.host, self.port)}"
 
     @property
     def load_s(self) -> float:

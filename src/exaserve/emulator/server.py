@@ -10,6 +10,7 @@ import signal
 from collections.abc import Callable
 from typing import Any, Self
 
+from exaserve.config import join_address
 from exaserve.domain.errors import ConfigError
 from exaserve.emulator.config import EmulatorConfig
 from exaserve.emulator.http import Connection, HttpRequest
@@ -69,7 +70,7 @@ class Emulator:
                     Connection.factory(_ControlPort(self)), self.config.host, port
                 )
                 self._control = await _listen(server, self.config.host, port)
-                self.control_url = f"http://{self.config.host}:{self._control.sockets[0].getsockname()[1]}"
+                self.control_url = f"http://{join_address(self.config.host, self._control.sockets[0].getsockname()[1])}"
         except ConfigError:
             self.close()
             raise
@@ -106,7 +107,7 @@ async def _listen(opening: Any, host: str, port: int) -> Any:
         if error.errno == errno.EADDRINUSE:
             raise ConfigError(f"Port {port} on {host} is in use. Choose another with --port.", param="port") from None
         why = os.strerror(error.errno) if error.errno else str(error)  # asyncio wraps the system's words in its own
-        raise ConfigError(f"Cannot listen on {host}:{port}: {why}.", param="host") from None
+        raise ConfigError(f"Cannot listen on {join_address(host, port)}: {why}.", param="host") from None
 
 
 async def serve(

@@ -14,7 +14,7 @@ from random import Random
 
 import msgspec
 
-from exaserve.config import ClientLimits, Cluster, GatewaySettings, diff, read_environment
+from exaserve.config import ClientLimits, Cluster, GatewaySettings, diff, join_address, read_environment
 from exaserve.domain.errors import ConfigError
 from exaserve.domain.replica import ReplicaId, ReplicaSpec
 from exaserve.gateway.admin.api import AdminServer
@@ -314,12 +314,12 @@ class Gateway:
 
 
 def _url(host: str, port: int) -> str:
-    shown = {"0.0.0.0": "127.0.0.1", "::": "[::1]", "": "127.0.0.1"}.get(host, host)  # noqa: S104 (compared, not bound)
-    return f"http://{f'[{shown}]' if ':' in shown and not shown.startswith('[') else shown}:{port}"
+    shown = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}.get(host, host)  # noqa: S104 (compared, not bound)
+    return f"http://{join_address(shown, port)}"
 
 
 def _cannot_listen(host: str, port: int, error: OSError, param: str, flag: str) -> ConfigError:
-    where = f"{host}:{port}"
+    where = join_address(host, port)
     if error.errno == errno.EADDRINUSE:
         return ConfigError(f"cannot listen on {where}: the port is in use; choose another with {flag}", param=param)
     if error.errno == errno.EACCES:

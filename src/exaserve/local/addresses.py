@@ -8,7 +8,7 @@ import socket
 
 import msgspec
 
-from exaserve.config import Cluster, split_url
+from exaserve.config import Cluster, join_address, split_url
 from exaserve.domain.errors import ConfigError
 
 __all__ = ["check_addresses", "free_base_port", "shown_url"]
@@ -78,4 +78,4 @@ def free_base_port(cluster: Cluster, tries_max: int = 50) -> Cluster:
 
 def shown_url(host: str, port: int) -> str:
     host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104 -- compared with, not bound
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    return f"http://{join_address(host, port)}"

@@ -21,12 +21,12 @@ EXASERVE = (sys.executable, "-m", "exaserve")
 
 def process_commands(cluster: Cluster) -> Iterator[tuple[str, list[str], dict[str, str]]]:
     """Name, arguments and environment of each process: an emulator per node, or an engine per replica."""
-    for pool in cluster.pools:
+    for called, pool in zip(cluster.pool_names(), cluster.pools, strict=True):
         if not pool.starts_replicas:
             continue
         if pool.engine == "emulator":
             for node_index, node in enumerate(cluster.nodes):
-                name = f"{pool.served_name} on {node.name}" if len(cluster.pools) > 1 else node.name
+                name = f"{called} on {node.name}" if len(cluster.pools) > 1 else node.name
                 yield name, _emulator_argv(pool, node, node_index), {}
     if all(pool.engine == "emulator" for pool in cluster.pools if pool.starts_replicas):
         return

@@ -2,7 +2,8 @@
 
 from exaserve.report.page import Cell, Figure, page, table
 from exaserve.report.runs import GateView, HeatView, RunView, ScenarioView, StepView, runs_report
-from exaserve.report.svg import Series, bars, heat, lines, percentiles, seconds
+from exaserve.report.svg import Series, bars, heat, lines, percentiles
+from exaserve.report.words import number, seconds
 
 __all__ = [
     "Cell",
@@ -16,6 +17,7 @@ __all__ = [
     "bars",
     "heat",
     "lines",
+    "number",
     "page",
     "percentiles",
     "runs_report",

@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 from html import escape
 
 from exaserve.report.page import Cell, Figure, page, table
-from exaserve.report.svg import Series, bars, heat, lines, percentiles, seconds
+from exaserve.report.svg import Series, bars, heat, lines, percentiles
+from exaserve.report.words import number, seconds
 from exaserve.workload import distribution, percentile
 
 __all__ = ["GateView", "HeatView", "RunView", "ScenarioView", "StepView", "runs_report"]
@@ -57,7 +58,7 @@ class HeatView:
 
 @dataclass(frozen=True, slots=True)
 class GateView:
-    """An objective and whether it was met. ``passed`` None: there was nothing to judge by.
+    """An objective and whether it was met. ``passed`` None: it was not measured.
 
     Attributes:
         answers: how many are behind the value, "" where it is of the whole run.
@@ -145,9 +146,9 @@ def _gates(runs: Sequence[RunView]) -> str:
     answers = any(gate.answers for gate in gates)
     rows: list[list[str | Cell]] = []
     for gate in gates:
-        words = {True: "met", False: "missed", None: "no data"}
+        words = {True: "met", False: "missed", None: "not measured"}
         behind = [gate.answers + (" (few)" if gate.few else "")] if answers else []
-        rows.append([gate.text, gate.value, *behind, Cell(words[gate.passed], gate.passed is True)])
+        rows.append([gate.text, gate.value, *behind, Cell(words[gate.passed], gate.passed)])
     head = ["", "measured", *(["answers"] if answers else []), ""]
     return "<h2>Objectives</h2>" + table(head, rows, wrap=True)
 
@@ -163,7 +164,8 @@ def _gates_of_several(runs: Sequence[RunView]) -> str:
 
 def _mark(gate: GateView) -> Cell:
     """Not by colour alone, which not everyone sees."""
-    return Cell(f"{gate.value} {'✓' if gate.passed else '✗'}", gate.passed is True)
+    sign = {True: "✓", False: "✗", None: "?"}[gate.passed]
+    return Cell(f"{gate.value} {sign}", gate.passed)
 
 
 def _facts(run: RunView, *, named: bool) -> str:
@@ -174,8 +176,11 @@ def _facts(run: RunView, *, named: bool) -> str:
 def _summary(runs: Sequence[RunView]) -> str:
     head = ["", "requests", "failed", "cut", "P50", "P90", "P99", "P99.9", "whole answer P50", "P99"]
     rows: list[list[str | Cell]] = []
-    for name in [*_scenario_names(runs), "all"]:
+    names = list(dict.fromkeys(s.name for run in runs for s in run.scenarios if s.requests))
+    for name in [*names, "all"]:
         for run in runs:
+            if name != "all" and _find(run, name) is None:
+                continue
             chosen = list(run.scenarios) if name == "all" else [s for s in run.scenarios if s.name == name]
             ttft = distribution(v for s in chosen for v in s.ttft_s)
             whole = distribution(v for s in chosen for v in s.latency_s)
@@ -190,7 +195,7 @@ def _summary(runs: Sequence[RunView]) -> str:
                     *(seconds(v) for v in figures),
                 ]
             )
-        if len([s for run in runs for s in run.scenarios]) == len(runs):
+        if len(names) == 1:
             break
     text = "<h2>Time to first token</h2>" + table(head, rows)
     further = list(dict.fromkeys(name for run in runs for name, _ in run.rows))
@@ -280,10 +285,10 @@ def _steps(run: RunView) -> list[Figure]:
         Series("offered", rates, rates, 7, dashed=True),
     ]
     held = [step.rate_per_s for step in steps if step.held]
-    caption = f"held up to {max(held):g} requests/s" if held else "not held at the lowest rate"
+    caption = f"held up to {number(max(held))} requests/s" if held else "not held at the lowest rate"
     return [
         Figure("Time to first token", lines(latency, "latency by rate", "offered requests/s"), caption),
-        Figure("Answers", lines(answered, "answers by rate", "offered requests/s", lambda v: f"{v:,.4g}")),
+        Figure("Answers", lines(answered, "answers by rate", "offered requests/s", number)),
     ]
 
 

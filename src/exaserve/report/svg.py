@@ -11,7 +11,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from html import escape
 
-__all__ = ["SERIES_MAX", "Series", "bars", "heat", "lines", "percentiles", "seconds"]
+from exaserve.report.words import seconds
+
+__all__ = ["SERIES_MAX", "Series", "bars", "heat", "lines", "percentiles"]
 
 WIDTH, HEIGHT = 480, 280
 LEFT, RIGHT, TOP, BOTTOM = 66, 16, 12, 42
@@ -40,20 +42,6 @@ class Series:
     colour: int = 0
     dashed: bool = False
     dots: bool = False
-
-
-def seconds(value: float) -> str:
-    """A duration in a unit that suits it: ``850 ms``, ``2.2 s``, ``3 min``; a dash for NaN."""
-    if not math.isfinite(value):
-        return "-"
-    size = abs(value)
-    if size < 1e-3:
-        return f"{value * 1e6:.0f} µs" if size else "0"
-    if size < 0.01:
-        return f"{value * 1e3:.2f} ms"
-    if size < 1.0:
-        return f"{value * 1e3:.3g} ms" if size < 0.1 else f"{value * 1e3:.0f} ms"
-    return f"{value:.3g} s" if size < 600.0 else f"{value / 60.0:.0f} min"
 
 
 def _plain(value: float) -> str:

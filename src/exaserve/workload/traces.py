@@ -5,10 +5,11 @@
 | BurstGPT | CSV ``Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type`` | seconds |
 | Azure LLM inference 2023, 2024 | CSV ``TIMESTAMP,ContextTokens,GeneratedTokens`` | ``2023-11-16 18:17:03.9799600`` |
 | Mooncake | JSONL ``{"timestamp", "input_length", "output_length", "hash_ids"}`` | milliseconds |
+| ShareGPT | JSON array, as it is published, or JSONL ``{"conversations": [{"from", "value"}, …]}`` | none |
 | prompts | JSONL ``{"prompt" or "messages", "max_tokens", "timestamp", "scenario", "session"}`` | seconds, optional |
 
 A Mooncake hash id stands for a block of 512 tokens; equal ids become equal text, so the trace's own reuse of prefixes
-is kept.
+is kept. Of a ShareGPT conversation the first thing said is the prompt, and the answer to it gives the length.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ class TraceRow:
 
 
 def detect_format(first_line: str) -> str:
-    """``burstgpt``, ``azure``, ``mooncake`` or ``prompts``.
+    """``burstgpt``, ``azure``, ``mooncake``, ``prompts``, or ``array`` (of prompts: one JSON document).
 
     Raises:
         ConfigError: none of them.
@@ -66,6 +67,8 @@ def detect_format(first_line: str) -> str:
         return "burstgpt"
     if {"contexttokens", "generatedtokens"} <= set(columns):
         return "azure"
+    if line.startswith("["):
+        return "array"
     if line.startswith("{"):
         try:
             keys = json.loads(line).keys()
@@ -77,7 +80,7 @@ def detect_format(first_line: str) -> str:
             return "prompts"
     raise ConfigError(
         "the trace is none that is known: BurstGPT or Azure CSV (by their first line), Mooncake JSONL "
-        '("input_length"), or JSONL with "prompt" or "messages"'
+        '("input_length"), a ShareGPT array, or JSONL with "prompt" or "messages"'
     )
 
 
@@ -95,6 +98,8 @@ def read_rows(lines: Iterable[str], output_tokens: int = 256) -> tuple[list[Trac
     if first is None:
         raise ConfigError("the trace is empty")
     kind = detect_format(first[1])
+    if kind == "array":
+        return _read_array("".join([first[1], *(line for _, line in numbered)]), output_tokens)
     columns: list[str] = []
     if kind in _CSV:
         columns = [name.strip().lower() for name in next(csv.reader([first[1].lstrip("\ufeff")]))]
@@ -109,6 +114,26 @@ def read_rows(lines: Iterable[str], output_tokens: int = 256) -> tuple[list[Trac
     if not rows:
         raise ConfigError("the trace has no request with a prompt and an answer")
     return _from_zero(rows), skipped
+
+
+def _read_array(text: str, output_tokens: int) -> tuple[list[TraceRow], int]:
+    """Rows of a file that is one JSON array."""
+    try:
+        entries = json.loads(text.lstrip("\ufeff"))
+    except ValueError as error:
+        raise ConfigError(f"the trace is no JSON array: {error}") from None
+    rows: list[TraceRow] = []
+    for number, entry in enumerate(entries, 1):
+        try:
+            row = _prompt(entry, output_tokens)
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            what = f"{error} is missing" if isinstance(error, KeyError) else str(error)
+            raise ConfigError(f"entry {number} of the trace: {what}") from None
+        if row is not None:
+            rows.append(row)
+    if not rows:
+        raise ConfigError("the trace has no request with a prompt and an answer")
+    return _from_zero(rows), len(entries) - len(rows)
 
 
 def _row(kind: str, number: int, line: str, columns: list[str], output_tokens: int) -> TraceRow | None:
@@ -174,15 +199,17 @@ def _mooncake(row: dict[str, Any]) -> TraceRow | None:
 
 def _prompt(row: dict[str, Any], output_tokens: int) -> TraceRow | None:
     content = row.get("messages") or row.get("prompt")
-    if content is None and row.get("conversations"):  # ShareGPT: the first thing said
-        content = next((turn["value"] for turn in row["conversations"] if turn.get("from") in ("human", "user")), None)
+    recorded = 0
+    if content is None and row.get("conversations"):
+        content, answer = _first_exchange(row["conversations"])
+        recorded = _tokens(answer)
     if not content:
         return None
     if not isinstance(content, str | list):
         raise TypeError("prompt must be a text and messages a list")
     text = content if isinstance(content, str) else "".join(_spoken(message) for message in content)
-    tokens = max(1, round(len(text.encode()) / _BYTES_PER_TOKEN))
-    output = int(row.get("max_tokens") or row.get("output_tokens") or output_tokens)
+    tokens = max(1, _tokens(text))
+    output = int(row.get("max_tokens") or row.get("output_tokens") or recorded or output_tokens)
     at = row.get("timestamp")
     return TraceRow(
         None if at is None else float(at),
@@ -191,6 +218,21 @@ def _prompt(row: dict[str, Any], output_tokens: int) -> TraceRow | None:
         str(row.get("scenario") or _class(tokens)),
         content=json.dumps(content, ensure_ascii=False, separators=(",", ":")),
     )
+
+
+def _tokens(text: str) -> int:
+    """By its bytes."""
+    return round(len(text.encode()) / _BYTES_PER_TOKEN)
+
+
+def _first_exchange(turns: list[dict[str, Any]]) -> tuple[str, str]:
+    """The first thing that a person said, and the answer to it; "" where there is none."""
+    place = next((i for i, turn in enumerate(turns) if turn.get("from") in ("human", "user")), None)
+    if place is None:
+        return "", ""
+    after = turns[place + 1] if place + 1 < len(turns) else {}
+    answer = after["value"] if after.get("from") in ("gpt", "assistant", "chatgpt", "bing", "bard") else ""
+    return str(turns[place]["value"]), str(answer)
 
 
 def _spoken(message: dict[str, Any]) -> str:

@@ -40,7 +40,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from exaserve.config import Cluster, is_loopback
+from exaserve.config import Cluster, is_loopback, join_address
 from exaserve.config.show import effective
 from exaserve.domain.errors import ConfigError
 from exaserve.domain.replica import ReplicaId
@@ -474,8 +474,7 @@ class AdminServer:
         )
         self._server = _Uvicorn(config)
         self._task = asyncio.create_task(self._server.serve(sockets=[bound]))
-        host = f"[{self._host}]" if ":" in self._host else self._host
-        return f"http://{host}:{bound.getsockname()[1]}"
+        return f"http://{join_address(self._host, bound.getsockname()[1])}"
 
     def _listen(self) -> socket.socket:
         info = socket.getaddrinfo(self._host, self._port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]

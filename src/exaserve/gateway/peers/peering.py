@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any
 
-from exaserve.config import GatewaySettings, is_loopback, split_address
+from exaserve.config import GatewaySettings, is_loopback, join_address, split_address
 from exaserve.domain.errors import ConfigError
 from exaserve.gateway.peers.frames import FrameError, write_time
 from exaserve.gateway.peers.link import Link
@@ -68,10 +68,6 @@ class PeerView:
     lag_s: float
     slow: bool
     resyncs: int
-
-
-def join_address(host: str, port: int) -> str:
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def _refuse_without_token(host: str) -> None:
