@@ -36,7 +36,7 @@ from benchmarks.machine import (
     start_stub,
 )
 from exaserve.domain.replica import ReplicaId, Report
-from exaserve.wire import Kind, Link, Picture, ReplicaState, encode, encode_batch
+from exaserve.wire import AgentReplicaState, FrameKind, Picture, WireLink, encode, encode_batch
 from exaserve.wire.batch import pack_record
 
 INTERVAL_S = 0.2
@@ -50,7 +50,7 @@ class Agent(asyncio.Protocol):
     def __init__(self, node: str, replicas: int, share: float) -> None:
         self.node, self.replicas, self.share = node, replicas, share
         self.ids = [ReplicaId(f"{node}/r{index}") for index in range(replicas)]
-        self.link = Link("agent", node, secrets.token_bytes(16), b"t" * 32)
+        self.link = WireLink("agent", node, secrets.token_bytes(16), b"t" * 32)
         self.seq = 0
         self.bodies: list[bytes] = []
         self.bytes = 0
@@ -69,7 +69,7 @@ class Agent(asyncio.Protocol):
             self.told = True
             number = int(self.node[4:])
             states = tuple(
-                ReplicaState(
+                AgentReplicaState(
                     index=index,
                     id=replica,
                     url=f"http://127.{number >> 8}.{number & 255}.1:{18001 + index}",
@@ -81,10 +81,10 @@ class Agent(asyncio.Protocol):
                 )
                 for index, replica in enumerate(self.ids)
             )
-            self.send(Kind.PICTURE, encode(Picture(full=True, replicas=states)))
+            self.send(FrameKind.PICTURE, encode(Picture(full=True, replicas=states)))
             self.batch(whole=True)
 
-    def send(self, kind: Kind, payload: bytes) -> None:
+    def send(self, kind: FrameKind, payload: bytes) -> None:
         data = self.link.frame(kind, payload)
         self.bytes += len(data)
         self.transport.write(data)
@@ -94,7 +94,7 @@ class Agent(asyncio.Protocol):
             return
         self.seq += 1
         body = batch_body(self.replicas, 1.0, 0) if whole else self.bodies[self.seq % len(self.bodies)]
-        self.send(Kind.BATCH, self.seq.to_bytes(4, "little") + body)
+        self.send(FrameKind.BATCH, self.seq.to_bytes(4, "little") + body)
 
 
 def batch_body(replicas: int, share: float, k: int) -> bytes:

@@ -17,7 +17,7 @@ from tests.ports import free_port
 
 from exaserve.agent import node as node_module
 from exaserve.agent import uplink as uplink_module
-from exaserve.agent.machine import Machine
+from exaserve.agent.machine import NodeMachine
 from exaserve.agent.meters import Meters
 from exaserve.agent.node import NodeAgent
 from exaserve.agent.plan import plan_node
@@ -57,17 +57,17 @@ class World:
         self.gateway = Gateway(known, log=log, rng=Random(0), agent_token=TOKEN)
         self.agents: list[NodeAgent] = []
 
-    def agent(self, k: int, token: str | None = TOKEN, name: str = "") -> NodeAgent:
+    def agent(self, k: int, token: str | None = TOKEN, name: str = "", said: list[str] | None = None) -> NodeAgent:
         assert self.gateway.agents is not None
         host, _, port = self.gateway.agents.address.rpartition(":")
         node = self.cluster.nodes[k]
         made = NodeAgent(
             name or node.name,
-            plan_node(self.cluster, node, Machine(), Path()),
+            plan_node(self.cluster, node, NodeMachine(), Path()),
             [(host, int(port))],
             self.settings,
             NullHost(),
-            null_log(),
+            null_log() if said is None else EventLog(said.append, burst_max=10_000),
             meters=Meters(time.monotonic),
             token=None if token is None else token.encode(),
             rng=Random(k),
@@ -92,8 +92,8 @@ class World:
         for uplink in agent.uplinks:
             if uplink._loop_task is not None:
                 uplink._loop_task.cancel()
-            if uplink._transport is not None:
-                uplink._transport.abort()
+            if uplink.transport is not None:
+                uplink.transport.abort()
         if agent._timer is not None:
             agent._timer.cancel()
         self.agents.remove(agent)
@@ -224,6 +224,25 @@ async def test_strangers_are_refused() -> None:
         w.agent(1, token=None)
         await until(lambda: w.gateway.agents.refused >= 2)  # type: ignore[union-attr]
         assert not w.gateway.agents.nodes and not w.eligible()  # type: ignore[union-attr]
+
+
+async def test_a_second_agent_for_a_node_is_refused_and_told_who_holds_it() -> None:
+    async with world() as w:
+        first = w.agent(0)
+        await until(lambda: len(w.eligible()) == 2)
+        connection = w.gateway.agents.nodes["node1"]  # type: ignore[union-attr]
+        w.cluster = msgspec.structs.replace(w.cluster, nodes=(NodeEntry(name="node1", address="127.0.3.9"),))
+        said: list[str] = []
+        w.agent(0, said=said)
+        await until(lambda: w.gateway.agents.refused >= 3)  # type: ignore[union-attr]
+        assert w.gateway.agents.nodes == {"node1": connection}  # type: ignore[union-attr]
+        assert w.state("node1/r0").url == first.units[ReplicaId("node1/r0")].spec.url and len(w.eligible()) == 2
+        (told,) = [line for line in w.lines if "event=agent_refused" in line]
+        assert f"node node1 has an agent already, at {connection.client}" in told
+        assert [line for line in said if "event=gateway_found" in line] == []
+        assert len([line for line in said if "event=gateway_lost" in line]) == 1
+        w.kill(first)
+        await until(lambda: "127.0.3.9" in w.state("node1/r0").url)  # the first one is gone, and the second is heard
 
 
 async def test_an_agent_cannot_speak_for_another_nodes_replicas() -> None:

@@ -16,12 +16,12 @@ from tests.gateway.running import until
 
 from exaserve.agent.meters import Meters, Nvml
 from exaserve.agent.node import NodeAgent
-from exaserve.agent.watches import Finding
+from exaserve.agent.slow_faults import WatchFinding
 from exaserve.cli.status import Snapshot, table
 from exaserve.domain.replica import ReplicaId
-from exaserve.gateway.fleet.agents import NodeConnection
+from exaserve.gateway.fleet.agent_connection import NodeConnection
 from exaserve.gateway.fleet.machine_figures import accelerators
-from exaserve.wire import Card, Figures, WireError, decode, encode
+from exaserve.wire import Card, MachineFigures, WireError, decode, encode
 from exaserve.wire.messages import CARDS_MAX
 
 pytestmark = pytest.mark.may_block
@@ -87,13 +87,13 @@ async def test_findings_of_watches_come_and_go() -> None:
         agent = made.agent(0)
         connection = await connected(made)
         replica = next(iter(agent.units))
-        agent.watching._tell(ReplicaId(replica), Finding("memory_creep", True, "80.0 MB/h at 4000 MB"))
+        agent.watching._tell(ReplicaId(replica), WatchFinding("memory_creep", True, "80.0 MB/h at 4000 MB"))
         await until(lambda: len(connection.figures.watches) == 1)
         text, node, status = await shown(made)
         assert f'exaserve_replica_watch{{replica="{replica}",watch="memory_creep"}} 1' in text
         assert node["watches"] == [{"replica": replica, "name": "memory_creep", "detail": "80.0 MB/h at 4000 MB"}]
         assert "1 found by watches" in status
-        agent.watching._tell(ReplicaId(replica), Finding("memory_creep", False, "steady"))
+        agent.watching._tell(ReplicaId(replica), WatchFinding("memory_creep", False, "steady"))
         await until(lambda: not connection.figures.watches)
 
 
@@ -113,20 +113,20 @@ async def test_figures_that_stay_are_sent_once_to_each_connection() -> None:
         await asyncio.sleep(2.5)
         assert len(sent) <= 1
         agent._meters.cards = (Card(use=0.5),)
-        await until(lambda: len(sent) >= 1 and decode(sent[-1], Figures).cards == (Card(use=0.5),))
+        await until(lambda: len(sent) >= 1 and decode(sent[-1], MachineFigures).cards == (Card(use=0.5),))
         await until(lambda: connection.figures.cards == (Card(use=0.5),))
 
 
 def test_a_node_cannot_make_us_hold_more_than_so_many_cards() -> None:
-    assert decode(encode(Figures((Card(),) * CARDS_MAX)), Figures).cards == (Card(),) * CARDS_MAX
+    assert decode(encode(MachineFigures((Card(),) * CARDS_MAX)), MachineFigures).cards == (Card(),) * CARDS_MAX
     with pytest.raises(WireError):
-        decode(encode(Figures((Card(),) * (CARDS_MAX + 1))), Figures)
+        decode(encode(MachineFigures((Card(),) * (CARDS_MAX + 1))), MachineFigures)
 
 
 def test_nothing_known_is_no_figure() -> None:
-    assert accelerators({}) == accelerators({"n": Figures()})
-    assert accelerators({"n": Figures((Card(),))})["use"] is None
-    assert accelerators({"n": Figures((Card(),))})["celsius_max"] is None
+    assert accelerators({}) == accelerators({"n": MachineFigures()})
+    assert accelerators({"n": MachineFigures((Card(),))})["use"] is None
+    assert accelerators({"n": MachineFigures((Card(),))})["celsius_max"] is None
 
 
 def test_figures_are_read_from_the_machine(tmp_path) -> None:

@@ -4,35 +4,35 @@ from __future__ import annotations
 
 import pytest
 
-from exaserve.agent.lifecycle import HAS_PROCESS, TRANSITIONS, Event, IllegalTransition, State, transition
+from exaserve.agent.lifecycle import HAS_PROCESS, TRANSITIONS, IllegalUnitTransition, UnitEvent, UnitState, transition
 from exaserve.agent.policy import ALARM, HangWatch, RestartPolicy, diagnose, telling
 
 
 def test_every_state_can_be_reached_and_left() -> None:
-    reached = {State.STOPPED}
+    reached = {UnitState.STOPPED}
     while True:
         more = {new for (old, _), new in TRANSITIONS.items() if old in reached} - reached
         if not more:
             break
         reached |= more
-    assert reached == set(State)
-    assert {old for old, _ in TRANSITIONS} == set(State)
+    assert reached == set(UnitState)
+    assert {old for old, _ in TRANSITIONS} == set(UnitState)
 
 
 def test_only_loading_answering_and_warming_lead_to_ready() -> None:
-    into = {(old, event) for (old, event), new in TRANSITIONS.items() if new is State.READY}
-    assert into == {(State.WARMING, Event.WARMED), (State.DRAINING, Event.RESUME)}
+    into = {(old, event) for (old, event), new in TRANSITIONS.items() if new is UnitState.READY}
+    assert into == {(UnitState.WARMING, UnitEvent.WARMED), (UnitState.DRAINING, UnitEvent.RESUME)}
 
 
 def test_every_state_with_a_process_can_be_stopped_and_can_see_it_end() -> None:
     for state in HAS_PROCESS:
-        assert (state, Event.EXITED) in TRANSITIONS
-        assert state is State.STOPPING or TRANSITIONS[state, Event.STOP] is State.STOPPING
+        assert (state, UnitEvent.EXITED) in TRANSITIONS
+        assert state is UnitState.STOPPING or TRANSITIONS[state, UnitEvent.STOP] is UnitState.STOPPING
 
 
 def test_illegal_pairs_raise() -> None:
-    with pytest.raises(IllegalTransition, match="WARMED cannot happen in STOPPED"):
-        transition(State.STOPPED, Event.WARMED)
+    with pytest.raises(IllegalUnitTransition, match="WARMED cannot happen in STOPPED"):
+        transition(UnitState.STOPPED, UnitEvent.WARMED)
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from exaserve.agent.machine import Binding, Machine, bind, cpu_list, read_machine, visibility
+from exaserve.agent.machine import Binding, NodeMachine, bind, cpu_list, read_machine, visibility
 from exaserve.agent.meters import Counters, network_bytes, rate_mb_s
 
 
@@ -49,12 +49,12 @@ def test_cards_without_a_driver_are_none_and_one_node_binds_nothing(tmp_path) ->
 
 
 def test_units_are_bound_beside_their_cards() -> None:
-    machine = Machine("cuda", (0, 0, 1, 1), {0: (0, 1), 1: (2, 3)})
+    machine = NodeMachine("cuda", (0, 0, 1, 1), {0: (0, 1), 1: (2, 3)})
     assert bind(machine, (0, 1), 0, 2) == Binding((0, 1), (0,))
     assert bind(machine, (2, 3), 1, 2) == Binding((2, 3), (1,))
     assert bind(machine, (1, 2), 0, 1) == Binding((0, 1, 2, 3), (0, 1))
     assert [bind(machine, (), k, 4).memory for k in range(4)] == [(0,), (0,), (1,), (1,)]
-    assert bind(Machine(), (), 0, 1) == Binding()
+    assert bind(NodeMachine(), (), 0, 1) == Binding()
 
 
 def test_visibility_is_one_table() -> None:

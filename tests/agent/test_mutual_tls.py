@@ -20,7 +20,7 @@ from exaserve.domain.errors import ConfigError
 from exaserve.gateway.app import Gateway
 from exaserve.gateway.fleet.agent_port import agents_of
 from exaserve.observe import EventLog
-from exaserve.wire import Picture, Result, encode, encode_batch
+from exaserve.wire import Picture, VerbResult, encode, encode_batch
 from exaserve.wire.tls import mutual_tls
 
 pytestmark = pytest.mark.may_block
@@ -42,6 +42,7 @@ class Source:
     """An agent's other half."""
 
     node = "node1"
+    instance = bytes(8)
 
     def picture(self) -> bytes:
         return encode(Picture(full=True, replicas=()))
@@ -52,7 +53,7 @@ class Source:
     def figures(self) -> bytes:
         return b"\x90"
 
-    async def obey(self, verb: object) -> Result:
+    async def obey(self, verb: object) -> VerbResult:
         raise AssertionError
 
 
@@ -124,8 +125,8 @@ async def test_certificates_of_one_authority_let_an_agent_in(authority: Certific
     async with inside(authority, token) as world:
         uplink = world.uplink(client(authority), token)
         await until(lambda: uplink.up and world.connected() == 1)
-        assert uplink._transport is not None
-        assert uplink._transport.get_extra_info("ssl_object") is not None
+        assert uplink.transport is not None
+        assert uplink.transport.get_extra_info("ssl_object") is not None
 
 
 async def test_a_token_is_still_asked_for(authority: Certificates) -> None:
@@ -140,8 +141,13 @@ async def test_a_token_is_still_asked_for(authority: Certificates) -> None:
 async def test_an_agent_of_another_authority_is_refused(authority: Certificates, stranger: Certificates) -> None:
     async with inside(authority) as world:
         uplink = world.uplink(client(stranger, trusts=authority), TOKEN)
-        await until(lambda: any("gateway_lost" in line for line in world.said))
-        await asyncio.sleep(0.3)
+        await until(lambda: any("gateway_lost" in line and "certificate" in line for line in world.said))
+        await until(lambda: any("agent_refused" in line and "TLS handshake" in line for line in world.lines))
+        assert any("127.0.0.1" in line and "issuer" in line for line in world.lines if "agent_refused" in line)
+        agents = world.gateway.agents
+        assert agents is not None
+        await until(lambda: agents.refused >= 3)
+        assert sum("agent_refused" in line for line in world.lines) == 1, "told once, however often it tries"
         assert world.connected() == 0
         assert not uplink.up
 
@@ -185,8 +191,8 @@ async def test_frames_go_through_tls_both_ways(authority: Certificates) -> None:
         before = agents.batches
         uplink.push(lambda seq: encode_batch(seq, 0, (), (), 0.0))
         await until(lambda: agents.batches > before)
-        heard = uplink._heard_at
-        await until(lambda: uplink._heard_at > heard)
+        heard = uplink.heard_at
+        await until(lambda: uplink.heard_at > heard)
 
 
 @pytest.mark.parametrize("left_out", ["tls_cert", "tls_key", "tls_ca"])

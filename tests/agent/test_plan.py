@@ -8,16 +8,16 @@ from pathlib import Path
 import pytest
 import yaml
 
-from exaserve.agent.machine import Machine
+from exaserve.agent.machine import NodeMachine
 from exaserve.agent.plan import node_of, plan_node, safe_name
 from exaserve.config import parse_cluster
 from exaserve.domain.errors import ConfigError
 
-CUDA = Machine("cuda", (0, 0, 0, 0, 1, 1, 1, 1), {0: (0, 1), 1: (2, 3)})
+CUDA = NodeMachine("cuda", (0, 0, 0, 0, 1, 1, 1, 1), {0: (0, 1), 1: (2, 3)})
 STATE = Path("/state")
 
 
-def plans(text: str, machine: Machine = CUDA, node: str = "node1"):
+def plans(text: str, machine: NodeMachine = CUDA, node: str = "node1"):
     cluster = parse_cluster(text.encode(), "test")
     return plan_node(cluster, node_of(cluster, node), machine, STATE, lambda pool, spec, index: ["emulate", str(index)])
 

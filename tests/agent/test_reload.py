@@ -17,15 +17,15 @@ from tests.agent.test_agents_and_gateway import World, ask, world
 from tests.agent.test_units import ENGINE, alive, node, until
 from tests.ports import free_port
 
-from exaserve.agent.lifecycle import State
-from exaserve.agent.machine import Machine
+from exaserve.agent.lifecycle import UnitState
+from exaserve.agent.machine import NodeMachine
 from exaserve.agent.plan import UnitPlan, node_of, plan_node
 from exaserve.agent.reloading import compare
 from exaserve.config import Cluster, NodeEntry, Pool, parse_cluster
 
 pytestmark = pytest.mark.may_block
 
-CUDA = Machine("cuda", (0,) * 8, {0: (0, 1)})
+CUDA = NodeMachine("cuda", (0,) * 8, {0: (0, 1)})
 
 
 def plans(text: str) -> tuple[UnitPlan, ...]:
@@ -88,7 +88,7 @@ def replanned(agent, folder: Path, *flags: str, **pool):
     entry = NodeEntry(name="n", address="127.0.0.1")
     text = {"model": "m", "engine": "command", "engine_command": command, "base_port": base} | pool
     made = msgspec.convert(text, Pool)
-    return plan_node(Cluster(nodes=(entry,), pools=(made,)), entry, Machine(), folder)
+    return plan_node(Cluster(nodes=(entry,), pools=(made,)), entry, NodeMachine(), folder)
 
 
 async def test_replicas_are_replaced_one_after_the_other(tmp_path) -> None:
@@ -136,7 +136,7 @@ async def test_a_verb_does_not_bring_back_what_ends_for_good(tmp_path) -> None:
         await until(lambda: unit._closing)
         assert "ends for good" in unit.ask("start")
         await until(lambda: not agent.units)
-        assert unit.state is State.STOPPED
+        assert unit.state is UnitState.STOPPED
 
 
 def resized(w: World, replicas: int) -> Cluster:
@@ -153,7 +153,7 @@ async def test_gateway_and_agent_follow_the_same_file_in_any_order(first) -> Non
         async def both(replicas: int, reached) -> None:
             cluster = resized(w, replicas)
             steps = [
-                lambda: agent.reload(plan_node(cluster, cluster.nodes[0], Machine(), Path())),
+                lambda: agent.reload(plan_node(cluster, cluster.nodes[0], NodeMachine(), Path())),
                 lambda: w.gateway.reload(cluster),
             ]
             for step in reversed(steps) if first == "gateway" else steps[:1] if first == "agent alone" else steps:
@@ -224,7 +224,7 @@ async def test_replicas_that_move_stay_the_agents_whoever_reads_the_file_first(f
         (pool,) = w.cluster.pools
         moved = msgspec.structs.replace(pool, base_port=free_port())
         cluster = msgspec.structs.replace(w.cluster, pools=(moved,))
-        plan = plan_node(cluster, cluster.nodes[0], Machine(), Path())
+        plan = plan_node(cluster, cluster.nodes[0], NodeMachine(), Path())
         steps = [lambda: agent.reload(plan), lambda: w.gateway.reload(cluster)]
         for step in steps if first == "agent" else reversed(steps):
             step()

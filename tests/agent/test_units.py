@@ -21,8 +21,8 @@ import pytest
 from tests.ports import free_port, free_ports
 
 from exaserve.agent.host import ProcessHost, _LogFile
-from exaserve.agent.lifecycle import State
-from exaserve.agent.machine import Machine
+from exaserve.agent.lifecycle import UnitState
+from exaserve.agent.machine import NodeMachine
 from exaserve.agent.meters import Meters
 from exaserve.agent.node import NodeAgent
 from exaserve.agent.plan import plan_node
@@ -72,7 +72,7 @@ async def node(
     made = Pool(model="m", engine="command", engine_command=command, **pool)
     cluster = Cluster(nodes=(entry,), pools=(made,), agents=settings)
     lines: list[str] = []
-    plans = plan_node(cluster, entry, Machine(), folder)
+    plans = plan_node(cluster, entry, NodeMachine(), folder)
     agent = NodeAgent(
         "n",
         plans if log_path is None else [replace(plan, log_path=log_path) for plan in plans],
@@ -112,7 +112,7 @@ async def test_an_engine_that_asks_for_a_key_is_probed_and_sampled_with_it(tmp_p
         await until(lambda: unit.ready)
         await until(lambda: unit.sampler.last is not None)
         unit.ask("restart", 0.5)
-        await until(lambda: unit.state is not State.READY)
+        await until(lambda: unit.state is not UnitState.READY)
         await until(lambda: unit.ready and unit.sampler.last is not None)
 
 
@@ -126,7 +126,7 @@ async def test_an_engine_that_asks_for_another_key_never_serves_and_the_reason_s
         (unit,) = agent.units.values()
         await until(lambda: "does the engine want a key?" in unit.reason)
         late_s = QUICK.start_timeout_s
-        await until(lambda: unit.state is State.FAILED)
+        await until(lambda: unit.state is UnitState.FAILED)
         assert "status 401" in unit.reason
         told = [line for line in agent.lines if "event=replica_probe" in line and "status 401" in line]
         assert len(told) == 1
@@ -156,7 +156,7 @@ async def test_a_crash_is_restarted_and_given_up_in_the_end(tmp_path) -> None:
             await until(lambda number=number: unit.restarts == number and unit.ready)
             crash.touch()
             await until(lambda: not crash.exists())
-        await until(lambda: unit.state is State.FAILED)
+        await until(lambda: unit.state is UnitState.FAILED)
         assert unit.restarts == 2
         assert "ended with exit code 3" in unit.reason and "gave up" in unit.reason
 
@@ -178,7 +178,7 @@ async def test_an_engine_whose_log_cannot_be_written_is_supervised_all_the_same(
         pid = unit.engine.pid
         unit.ask("restart", 0.0)
         await until(lambda: unit.ready and unit.engine.pid != pid)
-    assert unit.state is State.STOPPED
+    assert unit.state is UnitState.STOPPED
     assert not any("failed" in line for line in agent.lines)
 
 
@@ -229,7 +229,7 @@ class _OddHost:
 async def test_an_error_of_the_supervision_itself_is_told_at_once_and_supervision_goes_on(tmp_path) -> None:
     async with node(tmp_path, host=_OddHost()) as agent:
         (unit,) = agent.units.values()
-        await until(lambda: unit.state is State.BACKOFF)
+        await until(lambda: unit.state is UnitState.BACKOFF)
         assert any("event=supervision_failed" in line and "odd" in line for line in agent.lines)
         assert "RuntimeError" in unit.reason
         await until(lambda: unit.ready)
@@ -237,14 +237,14 @@ async def test_an_error_of_the_supervision_itself_is_told_at_once_and_supervisio
         unit.ask("restart", 0.0)
         await until(lambda: unit.ready and unit.engine.pid != pid)
         assert any("event=stop_failed" in line and "odd again" in line for line in agent.lines)
-    assert unit.state is State.STOPPED
+    assert unit.state is UnitState.STOPPED
 
 
 async def test_damaged_weights_are_reported_and_never_serve(tmp_path) -> None:
     words = "safetensors_rust.SafetensorError: Error while deserializing header: HeaderTooLarge"
     async with node(tmp_path, "--words", words, "--exit", "1") as agent:
         (unit,) = agent.units.values()
-        await until(lambda: unit.state is State.FAILED)
+        await until(lambda: unit.state is UnitState.FAILED)
         assert unit.restarts == 0
         assert "damaged weights" in unit.reason and "HeaderTooLarge" in unit.reason
         assert not any("state=ready" in line for line in agent.lines)
@@ -255,11 +255,11 @@ async def test_damaged_weights_are_reported_and_never_serve(tmp_path) -> None:
 async def test_a_failed_engine_starts_again_when_asked(tmp_path) -> None:
     async with node(tmp_path, "--exit", "1", settings=AgentSettings(restarts_max=0, interval_s=0.05)) as agent:
         (unit,) = agent.units.values()
-        await until(lambda: unit.state is State.FAILED)
+        await until(lambda: unit.state is UnitState.FAILED)
         before = len(agent.lines)
         unit.ask("start")
         await until(lambda: any("state=starting" in line for line in agent.lines[before:]))
-        await until(lambda: unit.state is State.FAILED)
+        await until(lambda: unit.state is UnitState.FAILED)
 
 
 async def test_an_engine_that_hangs_is_restarted(tmp_path) -> None:
@@ -271,7 +271,7 @@ async def test_an_engine_that_hangs_is_restarted(tmp_path) -> None:
         pid = unit.engine.pid
         freeze.touch()
         await until(lambda: not unit.ready)
-        assert unit.state is State.READY, "first it is only called not ready"
+        assert unit.state is UnitState.READY, "first it is only called not ready"
         await until(lambda: unit.restarts >= 1)
         freeze.unlink()
         await until(lambda: unit.ready)
@@ -289,7 +289,7 @@ async def test_an_engine_that_says_its_core_died_is_asked_at_once(tmp_path) -> N
         await until(lambda: unit.ready)
         die.touch()
         await until(lambda: not unit.ready)
-        assert unit.state is State.READY, "what a log says is a reason to ask, not to end it"
+        assert unit.state is UnitState.READY, "what a log says is a reason to ask, not to end it"
         assert "status 500" in unit.reason
 
 
@@ -298,7 +298,7 @@ async def test_verbs(tmp_path) -> None:
         (unit,) = agent.units.values()
         await until(lambda: unit.ready)
         unit.ask("drain")
-        await until(lambda: unit.state is State.DRAINING)
+        await until(lambda: unit.state is UnitState.DRAINING)
         unit.ask("resume")
         await until(lambda: unit.ready)
         pid = unit.engine.pid
@@ -306,7 +306,7 @@ async def test_verbs(tmp_path) -> None:
         await until(lambda: unit.ready and unit.engine.pid != pid)
         assert unit.restarts == 0, "an asked for restart is no failure"
         unit.ask("stop")
-        await until(lambda: unit.state is State.STOPPED)
+        await until(lambda: unit.state is UnitState.STOPPED)
         with pytest.raises(ValueError, match="rm -rf"):
             unit.ask("rm -rf /")
 
@@ -326,7 +326,7 @@ async def test_stages_start_in_order_and_before_the_engine(tmp_path) -> None:
 async def test_a_stage_that_ends_at_once_is_named_once(tmp_path) -> None:
     async with node(tmp_path, pipeline_parallel_size=1, stage_command=("sh", "-c", "exit 127")) as agent:
         (unit,) = agent.units.values()
-        await until(lambda: unit.state is State.FAILED)
+        await until(lambda: unit.state is UnitState.FAILED)
         assert unit.reason == "stage0 ended with exit code 127"
 
 

@@ -14,7 +14,7 @@ from tests.ports import free_port
 from exaserve.agent import uplink as module
 from exaserve.agent.uplink import Uplink
 from exaserve.observe import null_log
-from exaserve.wire import Link, encode_batch
+from exaserve.wire import WireLink, encode_batch
 
 pytestmark = pytest.mark.may_block
 QUIET_S = 0.15
@@ -33,7 +33,7 @@ class Mute(asyncio.Protocol):
     def __init__(self, lives: list[Life], uplink: Uplink) -> None:
         self.lives = lives
         self.allowed_s = uplink._silence_s
-        self.link = Link("gateway", "mute", secrets.token_bytes(16), None)
+        self.link = WireLink("gateway", "mute", secrets.token_bytes(16), None)
         self.began = 0.0
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:

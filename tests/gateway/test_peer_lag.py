@@ -12,8 +12,9 @@ from tests.gateway.test_peering import Node, nodes
 from tests.ports import free_ports
 
 from exaserve.gateway.peers import peering
-from exaserve.gateway.peers.frames import Echo, FrameError, FrameReader, Want, write_echo, write_want
+from exaserve.gateway.peers.events import Echo, PeerEventReader, Want, write_echo, write_want
 from exaserve.gateway.peers.lag import Lag
+from exaserve.wire import WireError
 
 pytestmark = pytest.mark.may_block
 MAX_S = 0.05
@@ -70,12 +71,12 @@ def test_messages_that_piled_up_count_for_the_time_they_were_written_in() -> Non
 
 
 def test_frames_of_the_lag() -> None:
-    reader = FrameReader()
+    reader = PeerEventReader()
     data = write_echo(12.5, 0.25) + write_want()
     assert reader.feed(data[:7]) == []
     assert reader.feed(data[7:]) == [Echo(12.5, 0.25), Want()]
-    with pytest.raises(FrameError, match="echo"):
-        FrameReader().feed(write_echo(float("nan"), 0.0))
+    with pytest.raises(WireError, match="echo"):
+        PeerEventReader().feed(write_echo(float("nan"), 0.0))
 
 
 FAR_S = 0.5

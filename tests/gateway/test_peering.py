@@ -27,12 +27,13 @@ from exaserve.emulator.server import Emulator
 from exaserve.gateway.peers import link as peer_link
 from exaserve.gateway.peers import peering
 from exaserve.gateway.peers import replication as telling
-from exaserve.gateway.peers.frames import FrameReader, Hello, Placed, write_hello
+from exaserve.gateway.peers.events import PeerEventReader, Placed
 from exaserve.gateway.peers.lag import Lag, Offset
 from exaserve.gateway.peers.peering import HANDSHAKE_S, HEARTBEAT_S, SILENCE_MAX_S, TICK_S, Peering
 from exaserve.gateway.peers.replication import Outbox, TellingScheduler
 from exaserve.observe import EventLog, null_log
 from exaserve.scheduling import Placement, Scheduler, SchedulerConfig
+from exaserve.wire import WireLink
 
 pytestmark = pytest.mark.may_block
 TOKEN = "a shared secret of some length"
@@ -284,7 +285,7 @@ async def test_another_token_is_refused_and_named():
     (port,) = free_ports(1)
     one, two = Node("one", [], port), Node("two", [port], None, token="another secret of some length")
     async with nodes(one, two):
-        await until(lambda: any("does not hold the same token" in line for line in two.lines))
+        await until(lambda: any("another token" in line for line in two.lines))
         assert one.peering.peers() == two.peering.peers() == ()
         assert one.peering.refused_total > 0
 
@@ -362,26 +363,26 @@ async def test_a_peer_that_reads_too_slowly_gets_the_whole_picture_later(monkeyp
     async with nodes(one, two):
         await until(lambda: one.peering.peers() == ("two",) and two.peering.peers() == ("one",))
         slow = two.peering._links["one"]
-        assert slow._transport is not None
-        slow._transport.pause_reading()
+        assert slow.transport is not None
+        slow.transport.pause_reading()
         kept = one.place()
         fast = one.peering._links["two"]
-        assert fast._transport is not None
-        fast._transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
-        slow._transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        assert fast.transport is not None
+        fast.transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+        slow.transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
 
         written = -1
         for _ in range(500):
-            written = fast.sent_bytes
+            written = fast.bytes_sent
             for _ in range(2000):
                 one.release(one.place())
             await asyncio.sleep(0.005)
-            if fast.sent_bytes == written:
+            if fast.bytes_sent == written:
                 break
         assert fast.lagging
-        assert fast.sent_bytes == written, "nothing queues up for who does not read"
+        assert fast.bytes_sent == written, "nothing queues up for who does not read"
         other = one.place()
-        slow._transport.resume_reading()
+        slow.transport.resume_reading()
         await until(lambda: fast.resyncs >= 1 and len(two.scheduler.peers) == 2)
         one.release(kept)
         one.release(other)
@@ -412,15 +413,19 @@ async def test_replica_numbers_that_run_out_are_given_anew(monkeypatch: pytest.M
         await until(lambda: len(two.scheduler.peers) == 0)
 
 
+HELLO = WireLink("dialer", "x", bytes(16), b"no token of ours").to_send()
+
+
 @pytest.mark.parametrize(
     "data",
     [
         b"GET / HTTP/1.1\r\n\r\n",
         b"",
         b"\x08\x00\x00\x00\x00",
-        write_hello(Hello(bytes(8), bytes(16), "x"))[:-1],
-        write_hello(Hello(bytes(8), bytes(16), "x")) + b"\x02" + bytes(32),
-        write_hello(Hello(bytes(8), bytes(16), "x")) * 2,
+        HELLO[:-1],
+        HELLO + b"\x20\x00\x00\x00\x02" + bytes(32),
+        HELLO * 2,
+        WireLink("agent", "x", bytes(16), b"no token of ours").to_send(),
         bytes(range(256)) * 16,
     ],
 )
@@ -498,7 +503,7 @@ def linked(scheduler: Scheduler, ticks: Iterator[float]) -> Callable[[bytes], No
     """The receiving end without a socket."""
 
     class Owner:
-        name, instance, token = "two", bytes(8), b""
+        name, instance, token = "two", bytes(8), None
         on_change = None
 
         def __init__(self) -> None:
@@ -506,16 +511,16 @@ def linked(scheduler: Scheduler, ticks: Iterator[float]) -> Callable[[bytes], No
             self.outbox = Outbox()
             self.clock = lambda: next(ticks)
 
-    link = peer_link.Link.__new__(peer_link.Link)
+    link = peer_link.PeerLink.__new__(peer_link.PeerLink)
     link.owner = Owner()  # type: ignore[assignment]
     link.peer, link.established, link._replicas, link._event_at = "one", True, {}, next(ticks)
     link.lag, link.deaf = Lag(), False
-    reader = FrameReader()
+    reader = PeerEventReader()
 
     def feed(data: bytes) -> None:
         now = link._event_at = next(ticks)
-        for frame in reader.feed(data):
-            link._take(frame, now)
+        for event in reader.feed(data):
+            link._take(event, now)
 
     return feed
 
@@ -552,6 +557,6 @@ def test_a_placement_has_whole_numbers_on_the_wire() -> None:
     assert isinstance(placement, Placement)
     placement.tokens = 12.75  # type: ignore[assignment]  # cached tokens are an estimate
     outbox.placed(placement)
-    (_, placed) = FrameReader().feed(outbox.take())
+    (_, placed) = PeerEventReader().feed(outbox.take())
     assert isinstance(placed, Placed)
     assert placed.tokens == 12

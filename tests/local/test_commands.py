@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from exaserve.agent.machine import Machine
+from exaserve.agent.machine import NodeMachine
 from exaserve.config import parse_cluster
 from exaserve.local import commands
 
-CUDA = Machine("cuda", (0,) * 8, {0: (0, 1)})
+CUDA = NodeMachine("cuda", (0,) * 8, {0: (0, 1)})
 
 
 @pytest.fixture(autouse=True)

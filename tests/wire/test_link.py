@@ -8,17 +8,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from exaserve.wire import Kind, Link, WireError
+from exaserve.wire import FrameKind, WireError, WireLink
 from exaserve.wire.link import FRAME_BYTES_MAX
 
 TOKEN = b"a shared secret!"
 
 
-def pair(agent_token: bytes | None = TOKEN, gateway_token: bytes | None = TOKEN) -> tuple[Link, Link]:
-    return Link("agent", "node1", b"a" * 16, agent_token), Link("gateway", "gw", b"g" * 16, gateway_token)
+def pair(agent_token: bytes | None = TOKEN, gateway_token: bytes | None = TOKEN) -> tuple[WireLink, WireLink]:
+    return WireLink("agent", "node1", b"a" * 16, agent_token), WireLink("gateway", "gw", b"g" * 16, gateway_token)
 
 
-def shake(agent: Link, gateway: Link) -> None:
+def shake(agent: WireLink, gateway: WireLink) -> None:
     for _ in range(3):
         assert list(gateway.receive(agent.to_send())) == []
         assert list(agent.receive(gateway.to_send())) == []
@@ -30,16 +30,16 @@ def test_both_sides_are_established_and_frames_flow_both_ways(token) -> None:
     shake(agent, gateway)
     assert agent.established and gateway.established
     assert gateway.peer is not None and gateway.peer.name == "node1"
-    data = agent.frame(Kind.BATCH, b"one") + agent.frame(Kind.BYE, b"")
-    assert list(gateway.receive(data)) == [(Kind.BATCH, b"one"), (Kind.BYE, b"")]
-    assert list(agent.receive(gateway.frame(Kind.HEARD, b"x"))) == [(Kind.HEARD, b"x")]
+    data = agent.frame(FrameKind.BATCH, b"one") + agent.frame(FrameKind.BYE, b"")
+    assert list(gateway.receive(data)) == [(FrameKind.BATCH, b"one"), (FrameKind.BYE, b"")]
+    assert list(agent.receive(gateway.frame(FrameKind.HEARD, b"x"))) == [(FrameKind.HEARD, b"x")]
 
 
 @given(cuts=st.lists(st.integers(1, 40), max_size=40))
 def test_bytes_may_be_cut_anywhere(cuts) -> None:
     agent, gateway = pair()
     shake(agent, gateway)
-    data = b"".join(agent.frame(Kind.BATCH, bytes([n]) * n) for n in range(1, 20))
+    data = b"".join(agent.frame(FrameKind.BATCH, bytes([n]) * n) for n in range(1, 20))
     got = []
     while data:
         size = cuts.pop() if cuts else len(data)
@@ -68,17 +68,17 @@ def test_a_token_on_one_side_only_is_refused(tokens) -> None:
 def test_a_proof_sent_back_proves_nothing() -> None:
     """A stranger without the token mirrors what the gateway says."""
     _, gateway = pair()
-    mirror = Link("agent", "node1", b"m" * 16, TOKEN)
+    mirror = WireLink("agent", "node1", b"m" * 16, TOKEN)
     list(gateway.receive(mirror.to_send()))
     said = gateway.to_send()
     hello_length = 5 + int.from_bytes(said[:4], "little")
     proof = said[hello_length:]
-    assert proof[4] == Kind.PROOF
+    assert proof[4] == FrameKind.PROOF
     with pytest.raises(WireError, match="another token"):
         list(gateway.receive(proof))
 
 
-def established() -> tuple[Link, Link]:
+def established() -> tuple[WireLink, WireLink]:
     agent, gateway = pair()
     shake(agent, gateway)
     return agent, gateway
@@ -86,7 +86,7 @@ def established() -> tuple[Link, Link]:
 
 def test_an_altered_frame_ends_the_connection() -> None:
     agent, gateway = established()
-    data = bytearray(agent.frame(Kind.BATCH, b"figures"))
+    data = bytearray(agent.frame(FrameKind.BATCH, b"figures"))
     data[6] ^= 1
     with pytest.raises(WireError, match="altered"):
         list(gateway.receive(bytes(data)))
@@ -94,23 +94,23 @@ def test_an_altered_frame_ends_the_connection() -> None:
 
 def test_a_repeated_or_dropped_frame_ends_the_connection() -> None:
     agent, gateway = established()
-    data = agent.frame(Kind.BATCH, b"figures")
+    data = agent.frame(FrameKind.BATCH, b"figures")
     list(gateway.receive(data))
     with pytest.raises(WireError, match="out of order"):
         list(gateway.receive(data))
     agent, gateway = established()
-    agent.frame(Kind.BATCH, b"lost")
+    agent.frame(FrameKind.BATCH, b"lost")
     with pytest.raises(WireError, match="out of order"):
-        list(gateway.receive(agent.frame(Kind.BATCH, b"next")))
+        list(gateway.receive(agent.frame(FrameKind.BATCH, b"next")))
 
 
 def test_frames_of_another_connection_mean_nothing() -> None:
     agent, _ = established()
-    other = Link("agent", "node1", b"b" * 16, TOKEN)
-    gateway = Link("gateway", "gw", b"h" * 16, TOKEN)
+    other = WireLink("agent", "node1", b"b" * 16, TOKEN)
+    gateway = WireLink("gateway", "gw", b"h" * 16, TOKEN)
     shake(other, gateway)
     with pytest.raises(WireError, match="altered"):
-        list(gateway.receive(agent.frame(Kind.VERB, b"stop")))
+        list(gateway.receive(agent.frame(FrameKind.VERB, b"stop")))
 
 
 def test_strangers_cannot_make_us_hold_memory() -> None:

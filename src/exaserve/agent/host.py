@@ -22,7 +22,7 @@ from exaserve.domain.errors import ConfigError
 from exaserve.domain.replica import Report
 from exaserve.observe import LineSink
 
-__all__ = ["Engine", "EngineHost", "ProcessHost", "sweep"]
+__all__ = ["EngineHost", "ProcessHost", "RunningEngine", "sweep"]
 
 _MARK = "EXASERVE_UNIT"
 _STAGE_START_S = 600.0
@@ -30,7 +30,7 @@ _KILL_AFTER_S = 2.0
 """Beyond the shim's own time for a stop: then the shim itself is at fault."""
 
 
-class Engine(Protocol):
+class RunningEngine(Protocol):
     """One started engine."""
 
     pid: int
@@ -68,7 +68,7 @@ class Engine(Protocol):
 class EngineHost(Protocol):
     """Starts engines."""
 
-    async def start(self, plan: UnitPlan, on_end: Callable[[], None]) -> Engine:
+    async def start(self, plan: UnitPlan, on_end: Callable[[], None]) -> RunningEngine:
         """Returns when the process exists; ``on_end`` is called when it ends. ConfigError where a port is taken."""
         ...
 
@@ -132,7 +132,7 @@ class ProcessHost:
         self._log_bytes_max = log_bytes_max
         self._clock = clock
 
-    async def start(self, plan: UnitPlan, on_end: Callable[[], None]) -> Engine:
+    async def start(self, plan: UnitPlan, on_end: Callable[[], None]) -> RunningEngine:
         loop = asyncio.get_running_loop()
         hold = await loop.run_in_executor(None, Hold, plan.host, plan.ports)
         engine = _ProcessEngine(plan, hold, self._stop_s)

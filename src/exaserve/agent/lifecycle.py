@@ -23,10 +23,10 @@ from __future__ import annotations
 
 from enum import Enum
 
-__all__ = ["HAS_PROCESS", "TRANSITIONS", "Event", "IllegalTransition", "State", "transition"]
+__all__ = ["HAS_PROCESS", "TRANSITIONS", "IllegalUnitTransition", "UnitEvent", "UnitState", "transition"]
 
 
-class State(Enum):
+class UnitState(Enum):
     STOPPED = "stopped"
     STARTING = "starting"
     """Its ports are held and its process is being made."""
@@ -45,7 +45,7 @@ class State(Enum):
     """Given up; only an operator starts it again."""
 
 
-class Event(Enum):
+class UnitEvent(Enum):
     START = "start"
     SPAWNED = "spawned"
     ANSWERED = "answered"
@@ -59,48 +59,48 @@ class Event(Enum):
     GIVE_UP = "give_up"
 
 
-class IllegalTransition(AssertionError):
+class IllegalUnitTransition(AssertionError):
     """The event cannot happen in this state: the caller is wrong."""
 
 
-HAS_PROCESS = frozenset({State.LOADING, State.WARMING, State.READY, State.DRAINING, State.STOPPING})
+HAS_PROCESS = frozenset({UnitState.LOADING, UnitState.WARMING, UnitState.READY, UnitState.DRAINING, UnitState.STOPPING})
 
-TRANSITIONS: dict[tuple[State, Event], State] = {
-    (State.STOPPED, Event.START): State.STARTING,
-    (State.FAILED, Event.START): State.STARTING,
-    (State.BACKOFF, Event.START): State.STARTING,
-    (State.STARTING, Event.SPAWNED): State.LOADING,
-    (State.STARTING, Event.EXITED): State.BACKOFF,
-    (State.LOADING, Event.ANSWERED): State.WARMING,
-    (State.LOADING, Event.EXITED): State.BACKOFF,
-    (State.WARMING, Event.WARMED): State.READY,
-    (State.WARMING, Event.EXITED): State.BACKOFF,
-    (State.READY, Event.DRAIN): State.DRAINING,
-    (State.READY, Event.EXITED): State.BACKOFF,
-    (State.DRAINING, Event.RESUME): State.READY,
-    (State.DRAINING, Event.EXITED): State.BACKOFF,
-    (State.BACKOFF, Event.GIVE_UP): State.FAILED,
-    (State.BACKOFF, Event.STOP): State.STOPPED,
-    (State.FAILED, Event.STOP): State.STOPPED,
-    (State.STARTING, Event.STOP): State.STOPPING,
-    (State.LOADING, Event.STOP): State.STOPPING,
-    (State.WARMING, Event.STOP): State.STOPPING,
-    (State.READY, Event.STOP): State.STOPPING,
-    (State.DRAINING, Event.STOP): State.STOPPING,
-    (State.STOPPING, Event.EXITED): State.STOPPED,
-    (State.STARTING, Event.BROKE): State.BACKOFF,
-    (State.LOADING, Event.BROKE): State.BACKOFF,
-    (State.WARMING, Event.BROKE): State.BACKOFF,
-    (State.READY, Event.BROKE): State.BACKOFF,
-    (State.DRAINING, Event.BROKE): State.BACKOFF,
-    (State.STOPPING, Event.BROKE): State.BACKOFF,
-    (State.BACKOFF, Event.BROKE): State.BACKOFF,
+TRANSITIONS: dict[tuple[UnitState, UnitEvent], UnitState] = {
+    (UnitState.STOPPED, UnitEvent.START): UnitState.STARTING,
+    (UnitState.FAILED, UnitEvent.START): UnitState.STARTING,
+    (UnitState.BACKOFF, UnitEvent.START): UnitState.STARTING,
+    (UnitState.STARTING, UnitEvent.SPAWNED): UnitState.LOADING,
+    (UnitState.STARTING, UnitEvent.EXITED): UnitState.BACKOFF,
+    (UnitState.LOADING, UnitEvent.ANSWERED): UnitState.WARMING,
+    (UnitState.LOADING, UnitEvent.EXITED): UnitState.BACKOFF,
+    (UnitState.WARMING, UnitEvent.WARMED): UnitState.READY,
+    (UnitState.WARMING, UnitEvent.EXITED): UnitState.BACKOFF,
+    (UnitState.READY, UnitEvent.DRAIN): UnitState.DRAINING,
+    (UnitState.READY, UnitEvent.EXITED): UnitState.BACKOFF,
+    (UnitState.DRAINING, UnitEvent.RESUME): UnitState.READY,
+    (UnitState.DRAINING, UnitEvent.EXITED): UnitState.BACKOFF,
+    (UnitState.BACKOFF, UnitEvent.GIVE_UP): UnitState.FAILED,
+    (UnitState.BACKOFF, UnitEvent.STOP): UnitState.STOPPED,
+    (UnitState.FAILED, UnitEvent.STOP): UnitState.STOPPED,
+    (UnitState.STARTING, UnitEvent.STOP): UnitState.STOPPING,
+    (UnitState.LOADING, UnitEvent.STOP): UnitState.STOPPING,
+    (UnitState.WARMING, UnitEvent.STOP): UnitState.STOPPING,
+    (UnitState.READY, UnitEvent.STOP): UnitState.STOPPING,
+    (UnitState.DRAINING, UnitEvent.STOP): UnitState.STOPPING,
+    (UnitState.STOPPING, UnitEvent.EXITED): UnitState.STOPPED,
+    (UnitState.STARTING, UnitEvent.BROKE): UnitState.BACKOFF,
+    (UnitState.LOADING, UnitEvent.BROKE): UnitState.BACKOFF,
+    (UnitState.WARMING, UnitEvent.BROKE): UnitState.BACKOFF,
+    (UnitState.READY, UnitEvent.BROKE): UnitState.BACKOFF,
+    (UnitState.DRAINING, UnitEvent.BROKE): UnitState.BACKOFF,
+    (UnitState.STOPPING, UnitEvent.BROKE): UnitState.BACKOFF,
+    (UnitState.BACKOFF, UnitEvent.BROKE): UnitState.BACKOFF,
 }
 
 
-def transition(state: State, event: Event) -> State:
-    """The state after ``event``. Raises :class:`IllegalTransition` where the table has no such pair."""
+def transition(state: UnitState, event: UnitEvent) -> UnitState:
+    """The state after ``event``. Raises :class:`IllegalUnitTransition` where the table has no such pair."""
     try:
         return TRANSITIONS[state, event]
     except KeyError:
-        raise IllegalTransition(f"{event.name} cannot happen in {state.name}") from None
+        raise IllegalUnitTransition(f"{event.name} cannot happen in {state.name}") from None

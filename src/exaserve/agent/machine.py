@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-__all__ = ["VISIBILITY", "Binding", "Machine", "allowed_cpus", "bind", "cpu_list", "read_machine", "visibility"]
+__all__ = ["VISIBILITY", "Binding", "NodeMachine", "allowed_cpus", "bind", "cpu_list", "read_machine", "visibility"]
 
 VISIBILITY: Mapping[str, tuple[str, Mapping[str, str]]] = {
     "cuda": ("CUDA_VISIBLE_DEVICES", {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}),
@@ -16,14 +16,14 @@ VISIBILITY: Mapping[str, tuple[str, Mapping[str, str]]] = {
     "cpu": ("", {}),
 }
 """Accelerator family → the variable that shows a process only its own cards, and what makes their order the PCI bus's,
-which is the order of :attr:`Machine.devices`."""
+which is the order of :attr:`NodeMachine.devices`."""
 _PCI = {"cuda": ("0x10de", ("0x0302", "0x0300")), "rocm": ("0x1002", ("0x0380", "0x0302", "0x1200")),
         "xpu": ("0x8086", ("0x0380", "0x0302"))}  # fmt: skip
 """Family → PCI vendor, and classes (3D, display, accelerator controllers) of its cards."""
 
 
 @dataclass(frozen=True, slots=True)
-class Machine:
+class NodeMachine:
     """What was found.
 
     Attributes:
@@ -55,7 +55,7 @@ def cpu_list(text: str) -> tuple[int, ...]:
     return tuple(cpus)
 
 
-def read_machine(root: Path = Path("/"), allowed: frozenset[int] | None = None) -> Machine:
+def read_machine(root: Path = Path("/"), allowed: frozenset[int] | None = None) -> NodeMachine:
     """Reads ``root``'s sysfs.
 
     Args:
@@ -69,7 +69,7 @@ def read_machine(root: Path = Path("/"), allowed: frozenset[int] | None = None) 
         family = "rocm"
     elif found["xpu"] and (root / "dev/dri").exists():
         family = "xpu"
-    return Machine(family, found.get(family, ()), _numa(root, allowed))
+    return NodeMachine(family, found.get(family, ()), _numa(root, allowed))
 
 
 def _devices(root: Path, family: str) -> tuple[int, ...]:
@@ -104,7 +104,7 @@ def visibility(family: str, devices: Sequence[int]) -> dict[str, str]:
     return {variable: ",".join(map(str, devices)), **order} if variable and devices else {}
 
 
-def bind(machine: Machine, devices: Sequence[int], index: int, units: int) -> Binding:
+def bind(machine: NodeMachine, devices: Sequence[int], index: int, units: int) -> Binding:
     """Where unit ``index`` of ``units`` belongs: beside its accelerators, else evenly over the NUMA nodes.
 
     Units that share a NUMA node share its CPUs: engines' helper threads are few, and a split would leave some idle. A

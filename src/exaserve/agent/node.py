@@ -3,24 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+import secrets
 import ssl
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from random import Random
 
 from exaserve.agent.host import EngineHost
-from exaserve.agent.lifecycle import State
+from exaserve.agent.lifecycle import UnitState
 from exaserve.agent.meters import Meters
 from exaserve.agent.plan import UnitPlan
 from exaserve.agent.reloading import Reloader
 from exaserve.agent.sampler import Sample
-from exaserve.agent.unit import Unit
+from exaserve.agent.unit import ReplicaUnit
 from exaserve.agent.uplink import Uplink
-from exaserve.agent.watching import Watching
+from exaserve.agent.watch_runner import Watching
 from exaserve.config import AgentSettings
 from exaserve.domain.replica import ReplicaId, Report
 from exaserve.observe import EventLog
-from exaserve.wire import Figures, Picture, ReplicaState, Result, Verb, encode, encode_batch
+from exaserve.wire import AgentReplicaState, MachineFigures, Picture, Verb, VerbResult, encode, encode_batch
 from exaserve.wire.batch import pack_record
 
 __all__ = ["NodeAgent"]
@@ -66,6 +67,7 @@ class NodeAgent:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.node = node
+        self.instance = secrets.token_bytes(8)
         self.settings = settings
         self.log = log
         self._clock = clock
@@ -73,7 +75,7 @@ class NodeAgent:
         self._meters = meters
         self._host = host
         self._engine_api_key = engine_api_key
-        self.units: dict[ReplicaId, Unit] = {}
+        self.units: dict[ReplicaId, ReplicaUnit] = {}
         self._index: dict[ReplicaId, int] = {}
         """Each replica's place in batches: stays its own while it is known, then is another's."""
         self._places = 0
@@ -147,7 +149,7 @@ class NodeAgent:
     def reloading(self) -> bool:
         return self._reloader.busy
 
-    def put(self, plan: UnitPlan) -> Unit:
+    def put(self, plan: UnitPlan) -> ReplicaUnit:
         """Begins a unit, in the place of an ended one of the same name where there is one."""
         unit = self._add(plan)
         unit.start()
@@ -166,9 +168,9 @@ class NodeAgent:
         for uplink in self.uplinks:
             uplink.tell(gone)
 
-    def _add(self, plan: UnitPlan) -> Unit:
+    def _add(self, plan: UnitPlan) -> ReplicaUnit:
         replica = plan.spec.id
-        unit = Unit(
+        unit = ReplicaUnit(
             plan,
             self.settings,
             self._host,
@@ -186,7 +188,7 @@ class NodeAgent:
         return unit
 
     # ---- states -------------------------------------------------------------------------------------------------
-    def _unit_changed(self, unit: Unit) -> None:
+    def _unit_changed(self, unit: ReplicaUnit) -> None:
         """Tells the gateways soon, so that what changes together is told together; at once where it matters."""
         replica = unit.spec.id
         self._changed.add(replica)
@@ -196,7 +198,7 @@ class NodeAgent:
             self._own.pop(replica, None)
             self._fresh.discard(replica)
             self._sent.pop(replica, None)
-        urgent = replica in self._serving and (not unit.ready or unit.state is State.DRAINING)
+        urgent = replica in self._serving and (not unit.ready or unit.state is UnitState.DRAINING)
         if urgent:
             self._serving.discard(replica)
             self._hush()
@@ -222,17 +224,17 @@ class NodeAgent:
             self._changed.clear()
         return self._encode(self.units, full=True)
 
-    def _encode(self, replicas: Sequence[ReplicaId] | set[ReplicaId] | dict[ReplicaId, Unit], *, full: bool) -> bytes:
+    def _encode(self, replicas: Iterable[ReplicaId], *, full: bool) -> bytes:
         now = self._clock()
         states = tuple(self._state_of(self.units[each], now) for each in replicas)
         for state in states:
             (self._serving.add if state.ready else self._serving.discard)(ReplicaId(state.id))
         return encode(Picture(full, states))
 
-    def _state_of(self, unit: Unit, now: float) -> ReplicaState:
+    def _state_of(self, unit: ReplicaUnit, now: float) -> AgentReplicaState:
         spec = unit.spec
         sample = unit.sampler.last
-        return ReplicaState(
+        return AgentReplicaState(
             index=self._index[spec.id],
             id=spec.id,
             url=spec.url,
@@ -285,7 +287,7 @@ class NodeAgent:
         else:
             self._push()
 
-    def _answered(self, unit: Unit, sample: Sample | None) -> None:
+    def _answered(self, unit: ReplicaUnit, sample: Sample | None) -> None:
         self._awaited -= 1
         if sample is not None and unit.serving:
             self._took(unit, sample)
@@ -293,7 +295,7 @@ class NodeAgent:
             self._due.cancel()
             self._push()
 
-    def _took(self, unit: Unit, sample: Sample) -> None:
+    def _took(self, unit: ReplicaUnit, sample: Sample) -> None:
         unit.sampled(sample)
         self._records[unit.spec.id] = self._meters.fill(sample.report, unit.plan.devices)
         self._fresh.add(unit.spec.id)
@@ -327,7 +329,7 @@ class NodeAgent:
     def figures(self) -> bytes:
         meters = self._meters
         return encode(
-            Figures(meters.cards, meters.net_mb_s, meters.problem, self.watching.wrong(), self.watching.slopes())
+            MachineFigures(meters.cards, meters.net_mb_s, meters.problem, self.watching.wrong(), self.watching.slopes())
         )
 
     def _send_figures(self) -> None:
@@ -345,27 +347,27 @@ class NodeAgent:
         return encode_batch(seq, self._places, records, (), 0.0)
 
     # ---- verbs --------------------------------------------------------------------------------------------------
-    async def obey(self, verb: Verb) -> Result:
+    async def obey(self, verb: Verb) -> VerbResult:
         """A gateway's verb. Only these: nothing that it sends is ever run as a command."""
         units = list(self.units.values())
         if verb.replica:
             wanted = {verb.replica, f"{self.node}/{verb.replica}"}
             units = [unit for unit in units if unit.spec.id in wanted or unit.spec.id.endswith(f"/{verb.replica}")]
             if not units:
-                return Result(verb.ref, ok=False, message=f"{self.node} has no replica {verb.replica!r}")
+                return VerbResult(verb.ref, ok=False, message=f"{self.node} has no replica {verb.replica!r}")
         if verb.name == "logs":
-            return Result(verb.ref, ok=True, lines=self._logs(units, max(1, min(verb.lines_max, _LINES_MAX))))
+            return VerbResult(verb.ref, ok=True, lines=self._logs(units, max(1, min(verb.lines_max, _LINES_MAX))))
         lines = tuple(unit.ask(verb.name, verb.drain_s) for unit in units)
-        return Result(verb.ref, ok=True, lines=lines)
+        return VerbResult(verb.ref, ok=True, lines=lines)
 
-    def _logs(self, units: Sequence[Unit], lines_max: int) -> tuple[str, ...]:
+    def _logs(self, units: Sequence[ReplicaUnit], lines_max: int) -> tuple[str, ...]:
         lines: list[str] = []
         for unit in units:
             tail = unit.engine.tail(lines_max) if unit.engine is not None else unit.last_words[-lines_max:]
             lines += [f"{unit.spec.id} | {line}" if len(units) > 1 else line for line in tail]
         return tuple(lines[-_LINES_MAX:])
 
-    def states(self) -> dict[str, State]:
+    def states(self) -> dict[str, UnitState]:
         return {replica: unit.state for replica, unit in self.units.items()}
 
 

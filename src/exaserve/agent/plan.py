@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from exaserve.agent.machine import Binding, Machine, bind, visibility
+from exaserve.agent.machine import Binding, NodeMachine, bind, visibility
 from exaserve.config import Cluster, NodeEntry, Pool, hub_folder, split_url
 from exaserve.domain.errors import ConfigError
 from exaserve.domain.replica import ReplicaSpec
@@ -81,7 +81,7 @@ def safe_name(replica: str) -> str:
 
 
 def plan_node(
-    cluster: Cluster, node: NodeEntry, machine: Machine, state_dir: Path, emulator: EmulatorArgv | None = None
+    cluster: Cluster, node: NodeEntry, machine: NodeMachine, state_dir: Path, emulator: EmulatorArgv | None = None
 ) -> tuple[UnitPlan, ...]:
     """The units of one node, pool by pool; accelerators are dealt out in order.
 
@@ -123,7 +123,7 @@ def _unit(
     index: int,
     devices: tuple[int, ...],
     family: str,
-    machine: Machine,
+    machine: NodeMachine,
     total: int,
     state_dir: Path,
     emulator: EmulatorArgv | None,

@@ -13,16 +13,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from exaserve.agent.lifecycle import State
+from exaserve.agent.lifecycle import UnitState
 from exaserve.agent.plan import UnitPlan
-from exaserve.agent.unit import Unit
+from exaserve.agent.unit import ReplicaUnit
 from exaserve.domain.replica import ReplicaId
 from exaserve.observe import EventLog
 
 __all__ = ["Changes", "Reloader", "Units", "compare"]
 
 _LOOK_S = 0.05
-_GIVEN_UP = (State.BACKOFF, State.FAILED)
+_GIVEN_UP = (UnitState.BACKOFF, UnitState.FAILED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,9 +96,9 @@ class Units(Protocol):
     """The running units of a node, as a reload changes them."""
 
     @property
-    def units(self) -> Mapping[ReplicaId, Unit]: ...
+    def units(self) -> Mapping[ReplicaId, ReplicaUnit]: ...
 
-    def put(self, plan: UnitPlan) -> Unit:
+    def put(self, plan: UnitPlan) -> ReplicaUnit:
         """Begins a unit, in the place of an ended one of the same name where there is one."""
         ...
 

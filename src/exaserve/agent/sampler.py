@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from exaserve.agent.watches import KvAge
+from exaserve.agent.slow_faults import KvAge
 from exaserve.domain.replica import ReplicaSpec, Report
 from exaserve.engines import MetricsReader
 from exaserve.engines.fetch import Fetched, Fetcher

@@ -13,8 +13,8 @@ from dataclasses import replace
 from random import Random
 from typing import Literal
 
-from exaserve.agent.host import Engine, EngineHost
-from exaserve.agent.lifecycle import HAS_PROCESS, Event, State, transition
+from exaserve.agent.host import EngineHost, RunningEngine
+from exaserve.agent.lifecycle import HAS_PROCESS, UnitEvent, UnitState, transition
 from exaserve.agent.plan import UnitPlan
 from exaserve.agent.policy import HangWatch, RestartPolicy, diagnose, telling
 from exaserve.agent.sampler import Sample, Sampler
@@ -25,7 +25,7 @@ from exaserve.engines.fetch import Fetched, Fetcher
 from exaserve.engines.probe import ask_completion, ask_models, reason_of
 from exaserve.observe import EventLog
 
-__all__ = ["Unit"]
+__all__ = ["ReplicaUnit"]
 
 Wish = Literal["run", "stop", "restart"]
 _LOOK_MIN_S, _LOOK_MAX_S = 0.02, 1.0
@@ -39,7 +39,7 @@ _BROKEN_PAUSE_S = 1.0
 """After an error of the supervision itself, so that one that comes at every turn does not take a core."""
 
 
-class Unit:
+class ReplicaUnit:
     """Supervises one replica from :meth:`start` to :meth:`close`.
 
     Args:
@@ -61,18 +61,18 @@ class Unit:
         host: EngineHost,
         log: EventLog,
         rng: Random,
-        on_change: Callable[[Unit], None],
+        on_change: Callable[[ReplicaUnit], None],
         clock: Callable[[], float] = time.monotonic,
         api_key: str = "",
     ) -> None:
         self.plan = plan
         self.spec = plan.spec
-        self.state = State.STOPPED
+        self.state = UnitState.STOPPED
         self.reason = "not started yet"
         self.since = clock()
         self.well = False
         self.restarts = 0
-        self.engine: Engine | None = None
+        self.engine: RunningEngine | None = None
         self.sampler = Sampler(plan.spec, clock, api_key)
         self.last_words: list[str] = []
         self._settings = settings
@@ -102,12 +102,12 @@ class Unit:
     # ---- for the agent ------------------------------------------------------------------------------------------
     @property
     def ready(self) -> bool:
-        return self.state is State.READY and self.well
+        return self.state is UnitState.READY and self.well
 
     @property
     def serving(self) -> bool:
         """Whether its figures are worth sampling."""
-        return self.state in (State.READY, State.DRAINING)
+        return self.state in (UnitState.READY, UnitState.DRAINING)
 
     def start(self) -> None:
         self._task = asyncio.get_running_loop().create_task(self._run())
@@ -180,7 +180,7 @@ class Unit:
         tokens = (report.prompt_tokens_total or 0.0) + (report.generation_tokens_total or 0.0)
         known = report.prompt_tokens_total is not None or report.generation_tokens_total is not None
         self._hang.sampled(report.running, tokens if known else None, self._clock())
-        if self.state is State.READY and self._hang.hung(self._clock()):
+        if self.state is UnitState.READY and self._hang.hung(self._clock()):
             self._event.set()
 
     # ---- life ---------------------------------------------------------------------------------------------------
@@ -196,27 +196,27 @@ class Unit:
                 await self._end_engine()
                 if self._closing:
                     return
-                if self.state not in (State.STOPPED, State.FAILED):
-                    self.state = transition(self.state, Event.BROKE)
+                if self.state not in (UnitState.STOPPED, UnitState.FAILED):
+                    self.state = transition(self.state, UnitEvent.BROKE)
                     self.reason = self._failure
                 await asyncio.sleep(_BROKEN_PAUSE_S)
 
     async def _supervise(self) -> None:
         """From any state without a process."""
         while True:
-            if self.state is State.BACKOFF:
+            if self.state is UnitState.BACKOFF:
                 await self._after_failure()
-            if self.state is State.FAILED:
+            if self.state is UnitState.FAILED:
                 while not self._again and self._asked() != "stop":
                     await self._pause(None)
                 if self._asked() == "stop":
-                    self._move(Event.STOP, "asked to")
+                    self._move(UnitEvent.STOP, "asked to")
             while self._asked() == "stop":
                 if self._closing:
                     return
                 await self._pause(None)
             self._wish, self._again = "run", False
-            self._move(Event.START, "asked to" if not self.restarts else f"restart {self.restarts}")
+            self._move(UnitEvent.START, "asked to" if not self.restarts else f"restart {self.restarts}")
             await self._one_life()
 
     def _asked(self) -> Wish:
@@ -232,7 +232,7 @@ class Unit:
         why = ""
         try:
             self.engine = await self._host.start(self.plan, self._poke)
-            self._move(Event.SPAWNED, f"pid {self.engine.pid}" if self.engine.pid else "inside this process")
+            self._move(UnitEvent.SPAWNED, f"pid {self.engine.pid}" if self.engine.pid else "inside this process")
             self._fetcher = Fetcher(self.spec.url, clock=self._clock, api_key=self._api_key)
             why = await self._load() or await self._warm() or await self._serve()
         except (ConfigError, OSError) as error:
@@ -240,14 +240,14 @@ class Unit:
         finally:
             ended = self.engine.ended() if self.engine is not None else ""
             asked = self._wish != "run"
-            if asked and self.state is State.STARTING:
-                self._move(Event.STOP, "asked to")
+            if asked and self.state is UnitState.STARTING:
+                self._move(UnitEvent.STOP, "asked to")
             elif self.state in HAS_PROCESS and not ended:
-                self._move(Event.STOP, why or "asked to")
+                self._move(UnitEvent.STOP, why or "asked to")
             await self._end_engine()
         self._failure = ended or why
-        broke = self.state is State.STOPPING and not asked
-        self._move(Event.BROKE if broke else Event.EXITED, self._failure or "asked to")
+        broke = self.state is UnitState.STOPPING and not asked
+        self._move(UnitEvent.BROKE if broke else UnitEvent.EXITED, self._failure or "asked to")
 
     async def _load(self) -> str:
         """Probes until the first completion. Returns why it did not come, "" where it did."""
@@ -263,7 +263,7 @@ class Unit:
                 self._log.info("replica_probe", replica=self.spec.id, why=self.reason)
                 self._on_change(self)
             if not result:
-                self._move(Event.ANSWERED, "answered a completion")
+                self._move(UnitEvent.ANSWERED, "answered a completion")
                 return ""
             await self._pause(pause_s * (0.75 + 0.5 * self._rng.random()))
             if why := self._over():
@@ -283,7 +283,7 @@ class Unit:
             return why
         self._hang.reset(self._clock())
         self._was_ready = self.well = True
-        self._move(Event.WARMED, "answers in time")
+        self._move(UnitEvent.WARMED, "answers in time")
         return ""
 
     async def _serve(self) -> str:
@@ -294,9 +294,9 @@ class Unit:
         while True:
             if why := self._over():
                 return why if self.engine is not None and self.engine.ended() else await self._drained(why)
-            if self._drain is not (self.state is State.DRAINING):
-                self._move(Event.DRAIN if self._drain else Event.RESUME, "asked to")
-            if (hung := self._hang.hung(self._clock())) and self.state is State.READY:
+            if self._drain is not (self.state is UnitState.DRAINING):
+                self._move(UnitEvent.DRAIN if self._drain else UnitEvent.RESUME, "asked to")
+            if (hung := self._hang.hung(self._clock())) and self.state is UnitState.READY:
                 self._log.error("replica_hangs", replica=self.spec.id, why=hung)
                 return f"hangs: {hung}"
             alarm = self.engine is not None and self.engine.alarm and self._clock() - asked_at >= _ALARM_PAUSE_S
@@ -316,7 +316,7 @@ class Unit:
 
     def _judge(self, strikes: int, result: str) -> None:
         well = strikes < _STRIKES_MAX
-        if well != self.well and self.state is State.READY:
+        if well != self.well and self.state is UnitState.READY:
             self.well = well
             self.reason = "answers again" if well else f"probe: {result}"
             self._log.event("info" if well else "warning", "replica_probe", replica=self.spec.id, why=self.reason)
@@ -324,8 +324,8 @@ class Unit:
 
     async def _drained(self, why: str) -> str:
         """Takes it out of rotation, waits until nothing runs or the time is over. Returns ``why``."""
-        if self.state is State.READY:
-            self._move(Event.DRAIN, why)
+        if self.state is UnitState.READY:
+            self._move(UnitEvent.DRAIN, why)
         self._drain_until = self._clock() + self._drain_s
         quiet = 0
         while (left_s := self._drain_until - self._clock()) > 0 and self.engine is not None and not self.engine.ended():
@@ -344,7 +344,7 @@ class Unit:
         for line in telling(self.last_words, 8):
             self._log.warning("last_words", replica=self.spec.id, line=line)
         if restart.delay_s is None:
-            self._move(Event.GIVE_UP, restart.reason)
+            self._move(UnitEvent.GIVE_UP, restart.reason)
             return
         self._log.warning("replica_restarts", replica=self.spec.id, in_s=restart.delay_s, why=restart.reason)
         self._on_change(self)
@@ -352,7 +352,7 @@ class Unit:
         while self._clock() < end and self._wish == "run":
             await self._pause(end - self._clock())
         if self._wish == "stop":
-            self._move(Event.STOP, "asked to")
+            self._move(UnitEvent.STOP, "asked to")
         else:
             self.restarts += 1
 
@@ -425,10 +425,10 @@ class Unit:
         fetcher.start(method, path, done, timeout_s=self._settings.probe_timeout_s, body=body)
         return await future
 
-    def _move(self, event: Event, reason: str) -> None:
+    def _move(self, event: UnitEvent, reason: str) -> None:
         state = transition(self.state, event)
         self._log.event(
-            "warning" if state in (State.BACKOFF, State.FAILED) else "info",
+            "warning" if state in (UnitState.BACKOFF, UnitState.FAILED) else "info",
             "replica_state",
             replica=self.spec.id,
             state=state.value,
@@ -438,6 +438,6 @@ class Unit:
         self.state = state
         self.reason = reason
         self.since = self._clock()
-        if state is not State.READY and state is not State.DRAINING:
+        if state is not UnitState.READY and state is not UnitState.DRAINING:
             self.well = False
         self._on_change(self)

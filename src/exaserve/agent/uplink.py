@@ -11,13 +11,14 @@ import secrets
 import ssl
 from collections.abc import Callable
 from random import Random
-from typing import Protocol, cast
+from typing import Protocol
 
 from exaserve.agent.tasks import where_failed
 from exaserve.observe import EventLog
-from exaserve.wire import Kind, Link, Result, Verb, WireError, decode, encode
+from exaserve.wire import FrameKind, Verb, VerbResult, WireError, WireLink, decode, encode
+from exaserve.wire.protocol import LinkProtocol
 
-__all__ = ["Source", "Uplink"]
+__all__ = ["Uplink", "UplinkSource"]
 
 _BACKOFF_MIN_S, _BACKOFF_MAX_S = 0.05, 0.3
 """A gateway that is back should have every node's picture within two seconds: a try that has just begun, its pause of
@@ -34,10 +35,12 @@ _SETTLED_S = 60.0
 _BUFFER_BYTES_MAX = 256 * 1024
 
 
-class Source(Protocol):
+class UplinkSource(Protocol):
     """What an uplink sends and obeys (:class:`exaserve.agent.node.NodeAgent`)."""
 
     node: str
+    instance: bytes
+    """Of this process, so that a gateway knows its own agent again."""
 
     def picture(self) -> bytes:
         """All replicas with their states, encoded."""
@@ -51,10 +54,10 @@ class Source(Protocol):
         """The machine's own figures, encoded."""
         ...
 
-    async def obey(self, verb: Verb) -> Result: ...
+    async def obey(self, verb: Verb) -> VerbResult: ...
 
 
-class Uplink(asyncio.Protocol):
+class Uplink(LinkProtocol):
     """Reconnects with jitter until :meth:`close`.
 
     Args:
@@ -65,7 +68,7 @@ class Uplink(asyncio.Protocol):
 
     def __init__(
         self,
-        source: Source,
+        source: UplinkSource,
         host: str,
         port: int,
         *,
@@ -75,6 +78,7 @@ class Uplink(asyncio.Protocol):
         rng: Random,
         clock: Callable[[], float],
     ) -> None:
+        super().__init__(clock)
         self._source = source
         self._host = host
         self._port = port
@@ -82,14 +86,10 @@ class Uplink(asyncio.Protocol):
         self._tls = tls
         self._log = log
         self._rng = rng
-        self._clock = clock
-        self._transport: asyncio.Transport | None = None
-        self._link: Link | None = None
-        self._heard_at = 0.0
         self._silent = 0
         self._silence_s = _SILENCE_S
-        self._opened_at = 0.0
         self._whole = True
+        self._taken = self._greeted = False
         self._seq = 0
         self._lost = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -99,12 +99,6 @@ class Uplink(asyncio.Protocol):
         self.connects = 0
         self.batches = 0
         self.dropped = 0
-        self.bytes_sent = 0
-
-    @property
-    def up(self) -> bool:
-        """Whether the gateway takes batches."""
-        return self._link is not None and self._link.established
 
     @property
     def name(self) -> str:
@@ -115,71 +109,62 @@ class Uplink(asyncio.Protocol):
 
     async def close(self) -> None:
         """Says goodbye where it is connected."""
-        if self.up:
-            self._send(Kind.BYE, b"")
+        self.send(FrameKind.BYE, b"")
         if self._loop_task is not None:
             self._loop_task.cancel()
             await asyncio.gather(self._loop_task, return_exceptions=True)
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        if self._transport is not None:
-            self._transport.close()
+        if self.transport is not None:
+            self.transport.close()
 
     # ---- what the agent sends -----------------------------------------------------------------------------------
     def push(self, body: Callable[[int], bytes]) -> None:
         """Sends a batch; ``body`` makes it for a sequence number, which is this connection's own."""
-        if self._link is None or not self._link.established or self._transport is None:
+        if not self.up:
             return
-        if self._clock() - self._heard_at > self._silence_s:
+        if self.clock() - self.heard_at > self._silence_s:
             # Once may be our own fault: a loop that was busy for long has not read what has come. Twice is not.
             self._silent += 1
             if self._silent > 2:
                 self._give_up(f"the gateway has said nothing for {self._silence_s:g} s")
                 return
         self._seq += 1
-        if self._transport.get_write_buffer_size() > _BUFFER_BYTES_MAX:
+        if self.buffered() > _BUFFER_BYTES_MAX:
             self.dropped += 1
             self._whole = True
             return
         payload = self._source.whole_batch(self._seq) if self._whole else body(self._seq)
         self._whole = False
         self.batches += 1
-        self._send(Kind.BATCH, payload)
+        self.send(FrameKind.BATCH, payload)
 
     def _give_up(self, why: str) -> None:
         """Ends a connection on which nothing comes; the next one is given more time, where this one was young."""
         self._why = why
-        young = self._clock() - self._opened_at < _SETTLED_S
+        young = self.clock() - self.opened_at < _SETTLED_S
         self._silence_s = min(2.0 * self._silence_s, _SILENCE_MAX_S) if young else _SILENCE_S
-        if self._transport is not None:
-            self._transport.abort()
+        if self.transport is not None:
+            self.transport.abort()
 
     def figure(self, figures: bytes) -> bool:
         """Sends the machine's figures; False where they were dropped, since the gateway does not keep up."""
-        if not self.up or self._transport is None:
+        if not self.up:
             return True  # they are sent when it is there
-        if self._transport.get_write_buffer_size() > _BUFFER_BYTES_MAX:
+        if self.buffered() > _BUFFER_BYTES_MAX:
             return False
-        self._send(Kind.FIGURES, figures)
+        self.send(FrameKind.FIGURES, figures)
         return True
 
     def tell(self, picture: bytes) -> None:
         """Sends a change of replicas' states. Never dropped: where the buffer is full the connection begins anew."""
-        if not self.up or self._transport is None:
+        if not self.up:
             return
-        if self._transport.get_write_buffer_size() > 4 * _BUFFER_BYTES_MAX:
-            self._why = "the gateway does not read"
-            self._transport.abort()
+        if self.buffered() > 4 * _BUFFER_BYTES_MAX:
+            self._give_up("the gateway does not read")
             return
-        self._send(Kind.PICTURE, picture)
-
-    def _send(self, kind: Kind, payload: bytes) -> None:
-        assert self._link is not None
-        assert self._transport is not None
-        data = self._link.frame(kind, payload)
-        self.bytes_sent += len(data)
-        self._transport.write(data)
+        self.send(FrameKind.PICTURE, picture)
 
     # ---- connection ---------------------------------------------------------------------------------------------
     async def _keep_up(self) -> None:
@@ -201,14 +186,19 @@ class Uplink(asyncio.Protocol):
             else:
                 limit_s = max(_HANDSHAKE_S, self._silence_s) if self.connects else _CONNECT_FIRST_S
                 guard = loop.call_later(limit_s, self._shake_timed_out, limit_s)
-                began = self._clock()
+                began = self.clock()
                 await self._lost.wait()
                 guard.cancel()
-                if self._clock() - began > _BACKOFF_MAX_S:
+                if self.clock() - began > _BACKOFF_MAX_S:
                     pause_s = _BACKOFF_MIN_S
-                self._note(self._why or "connection lost")
+                self._note(self._why or self._lost_how())
             await asyncio.sleep(pause_s * (0.5 + self._rng.random()))
             pause_s = min(pause_s * 2.0, _BACKOFF_MAX_S)
+
+    def _lost_how(self) -> str:
+        if self._tls is not None and not self._greeted:
+            return "the gateway ended the connection before it said anything: does it take this agent's certificate?"
+        return "connection lost"
 
     def _note(self, why: str) -> None:
         """Tells of a failure once, however often it repeats."""
@@ -217,73 +207,56 @@ class Uplink(asyncio.Protocol):
             self._log.warning("gateway_lost", gateway=self.name, node=self._source.node, why=why)
 
     def _shake_timed_out(self, limit_s: float) -> None:
-        if not self.up and self._transport is not None:
+        if not self.up and self.transport is not None:
             self._give_up(f"no handshake within {limit_s:g} s")
 
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast("asyncio.Transport", transport)  # uvloop's does not inherit from asyncio's
-        self._link = Link("agent", self._source.node, secrets.token_bytes(16), self._token)
-        self._heard_at = self._opened_at = self._clock()
+    # ---- what the gateway sends ---------------------------------------------------------------------------------
+    def new_link(self) -> WireLink:
         self._silent = 0
         self._whole = True
+        self._greeted = False
         self._seq = 0
-        self._transport.write(self._link.to_send())
+        return WireLink("agent", self._source.node, secrets.token_bytes(16), self._token, self._source.instance)
 
     def data_received(self, data: bytes) -> None:
-        assert self._link is not None
-        assert self._transport is not None
-        self._heard_at = self._clock()
         self._silent = 0
-        was = self._link.established
-        try:
-            for kind, payload in self._link.receive(data):
-                if not was:
-                    was = True
-                    self._established()
-                self._take(kind, payload)
-        except WireError as error:
-            self._why = error.message
-            self._transport.write(self._link.refusal(error.message))
-            self._transport.close()
-            return
-        if out := self._link.to_send():
-            self._transport.write(out)
-        if self._link.established and not was:
-            self._established()
+        self._greeted = True
+        super().data_received(data)
 
-    def _established(self) -> None:
-        assert self._link is not None
-        assert self._transport is not None
-        if out := self._link.to_send():
-            self._transport.write(out)
-        self.connects += 1
-        self._told = ""
-        peer = self._link.peer
-        self._log.info("gateway_found", gateway=self.name, name=peer.name if peer else "", node=self._source.node)
-        self._send(Kind.PICTURE, self._source.picture())
+    def proved(self) -> None:
+        self._taken = False
+        self.send(FrameKind.PICTURE, self._source.picture())
         self.push(self._source.whole_batch)
-        self._send(Kind.FIGURES, self._source.figures())
+        self.send(FrameKind.FIGURES, self._source.figures())
 
-    def _take(self, kind: Kind, payload: bytes) -> None:
-        if kind is Kind.VERB:
+    def took(self, kind: FrameKind, payload: bytes) -> None:
+        if not self._taken:  # it might have refused us after the proof: another agent may speak for this node
+            self._taken = True
+            self.connects += 1
+            self._told = ""
+            peer = self.link.peer if self.link is not None else None
+            self._log.info("gateway_found", gateway=self.name, name=peer.name if peer else "", node=self._source.node)
+        if kind is FrameKind.VERB:
             task = asyncio.get_running_loop().create_task(self._obey(decode(payload, Verb)))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
-        elif kind is not Kind.HEARD:
+        elif kind is not FrameKind.HEARD:
             raise WireError(f"a gateway does not send {kind.name}")
+
+    def broke(self, why: str) -> None:
+        self._why = why
+        self.refuse(why)
 
     async def _obey(self, verb: Verb) -> None:
         try:
             result = await self._source.obey(verb)
         except Exception as error:  # noqa: BLE001 -- whoever asked is to hear of it, and the connection stays
             self._log.error("verb_failed", node=self._source.node, verb=verb.name, error=where_failed(error))
-            result = Result(verb.ref, ok=False, message=f"the agent's own error: {error!r}")
-        if self.up:
-            self._send(Kind.RESULT, encode(result))
+            result = VerbResult(verb.ref, ok=False, message=f"the agent's own error: {error!r}")
+        self.send(FrameKind.RESULT, encode(result))
 
     def connection_lost(self, exc: Exception | None) -> None:
         if exc is not None and not self._why:
             self._why = str(exc)
-        self._transport = None
-        self._link = None
+        super().connection_lost(exc)
         self._lost.set()

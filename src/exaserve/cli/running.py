@@ -12,7 +12,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from exaserve.local.cluster import Step
+from exaserve.local.cluster import StartStep
 
 __all__ = ["StartView", "run_until_signal"]
 
@@ -80,7 +80,7 @@ class StartView:
         if self._progress is not None:
             self._progress.stop()
 
-    def step(self, step: Step) -> None:
+    def step(self, step: StartStep) -> None:
         if self._progress is not None:
             task = self._progress.task_ids[0]
             self._progress.update(task, description=step.text, total=step.total, completed=step.done)

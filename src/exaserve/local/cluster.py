@@ -26,7 +26,7 @@ from exaserve.domain.replica import ReplicaSpec
 from exaserve.local.addresses import check_addresses, shown_url
 from exaserve.local.commands import EXASERVE, process_commands
 
-__all__ = ["LocalCluster", "StartFailed", "Step"]
+__all__ = ["LocalCluster", "StartFailed", "StartStep"]
 
 EMULATOR_START_S = 60.0
 ENGINE_START_S = 1800.0
@@ -46,7 +46,7 @@ class StartFailed(ExaServeError):
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class StartStep:
     """Progress of a start: ``done`` of ``total`` replicas answer."""
 
     text: str
@@ -69,7 +69,7 @@ class LocalCluster:
         cluster: Cluster,
         *,
         config_path: str | None = None,
-        on_step: Callable[[Step], None] | None = None,
+        on_step: Callable[[StartStep], None] | None = None,
         on_line: Callable[[str, str], None] | None = None,
     ) -> None:
         self.cluster = cluster
@@ -116,11 +116,11 @@ class LocalCluster:
         if self.cluster.agents.enabled:
             await self._start_with_agents(len(replicas))
             return
-        self._step(Step("starting replicas", 0, len(replicas)))
+        self._step(StartStep("starting replicas", 0, len(replicas)))
         for name, argv, env in process_commands(self.cluster):
             await self._launch(name, argv, env=env)
         await self._until_answering(replicas)
-        self._step(Step("starting the gateway", len(replicas), len(replicas)))
+        self._step(StartStep("starting the gateway", len(replicas), len(replicas)))
         argv = [*EXASERVE, "gateway", "--config", self._gateway_config()]
         await self._launch("gateway", argv, pass_fds=() if self._memory_file is None else (self._memory_file,))
         await self._until_gateway_serves()
@@ -129,7 +129,7 @@ class LocalCluster:
         """The gateway and one process with every node's agent, at the same time: neither waits for the other."""
         config = self._gateway_config()
         fds = () if self._memory_file is None else (self._memory_file,)
-        self._step(Step("starting the gateway and the nodes' agents", 0, replicas))
+        self._step(StartStep("starting the gateway and the nodes' agents", 0, replicas))
         agents = [*EXASERVE, "agent", "--all-nodes", "--config", config]
         await self._launch("agents", agents, pass_fds=fds)
         await self._launch("gateway", [*EXASERVE, "gateway", "--config", config], pass_fds=fds)
@@ -148,7 +148,7 @@ class LocalCluster:
             ready = int(answer.json()["ready"])
         except (httpx.HTTPError, ValueError, KeyError) as error:
             return str(error) or type(error).__name__
-        self._step(Step("waiting until every replica answers", ready, replicas))
+        self._step(StartStep("waiting until every replica answers", ready, replicas))
         return "" if ready >= replicas else f"{ready} of {replicas} replicas are ready"
 
     async def stop(self, grace_s: float = STOP_GRACE_S) -> None:
@@ -200,7 +200,7 @@ class LocalCluster:
         for child in self._children:
             child.signal(signal.SIGKILL)
 
-    def _step(self, step: Step) -> None:
+    def _step(self, step: StartStep) -> None:
         if self._tell is not None:
             self._tell(step)
 
@@ -215,7 +215,7 @@ class LocalCluster:
                 lambda: _completes(client, spec.url, spec.models), f"replica {spec.id} ({spec.url})", limit_s, at_once
             )
             answered += 1
-            self._step(Step("waiting until every replica answers", answered, len(replicas)))
+            self._step(StartStep("waiting until every replica answers", answered, len(replicas)))
 
         try:
             async with self._client() as client, asyncio.TaskGroup() as group:

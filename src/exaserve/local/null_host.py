@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from exaserve.agent.host import Engine, EngineHost
+from exaserve.agent.host import EngineHost, RunningEngine
 from exaserve.agent.plan import UnitPlan
 from exaserve.domain.errors import ConfigError
 from exaserve.domain.replica import Report
@@ -17,7 +17,7 @@ __all__ = ["MixedHost", "NullHost"]
 class NullHost:
     """Starts null engines in this process."""
 
-    async def start(self, plan: UnitPlan, on_end: Callable[[], None]) -> Engine:
+    async def start(self, plan: UnitPlan, on_end: Callable[[], None]) -> RunningEngine:
         del on_end  # they end with this process
         engine = NullEngine(plan.spec.models[0] if plan.spec.models else "null", plan.host, plan.port)
         try:
@@ -79,5 +79,5 @@ class MixedHost:
         self._processes = processes
         self._null = null
 
-    async def start(self, plan: UnitPlan, on_end: Callable[[], None]) -> Engine:
+    async def start(self, plan: UnitPlan, on_end: Callable[[], None]) -> RunningEngine:
         return await (self._null if plan.engine == "null" else self._processes).start(plan, on_end)

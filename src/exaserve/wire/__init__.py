@@ -1,22 +1,36 @@
-"""What node agents and gateways say to each other: frames, proof of the shared token, telemetry batches. No I/O."""
+"""What node agents and gateways say to each other, and gateways among themselves: proof of a shared token, frames.
 
-from exaserve.wire.batch import NO_CHANGE, Batch, decode_batch, encode_batch
-from exaserve.wire.link import Kind, Link, WireError
-from exaserve.wire.messages import Card, Figures, Picture, ReplicaState, Result, Verb, Watch, decode, encode
+Pure but for :mod:`exaserve.wire.protocol`, which puts a link on an asyncio transport, and :mod:`exaserve.wire.tls`.
+"""
+
+from exaserve.wire.batch import NO_CHANGE, NodeBatch, decode_batch, encode_batch
+from exaserve.wire.link import FrameKind, Hello, WireError, WireLink
+from exaserve.wire.messages import (
+    AgentReplicaState,
+    Card,
+    MachineFigures,
+    Picture,
+    Verb,
+    VerbResult,
+    Watch,
+    decode,
+    encode,
+)
 
 __all__ = [
     "NO_CHANGE",
-    "Batch",
+    "AgentReplicaState",
     "Card",
-    "Figures",
-    "Kind",
-    "Link",
+    "FrameKind",
+    "Hello",
+    "MachineFigures",
+    "NodeBatch",
     "Picture",
-    "ReplicaState",
-    "Result",
     "Verb",
+    "VerbResult",
     "Watch",
     "WireError",
+    "WireLink",
     "decode",
     "decode_batch",
     "encode",

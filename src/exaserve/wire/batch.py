@@ -19,7 +19,7 @@ from typing import Any
 from exaserve.domain.replica import ReplicaId, Report
 from exaserve.wire.link import WireError
 
-__all__ = ["NO_CHANGE", "RECORD", "SIGNALS", "Batch", "decode_batch", "encode_batch", "pack_record", "report_of"]
+__all__ = ["NO_CHANGE", "RECORD", "SIGNALS", "NodeBatch", "decode_batch", "encode_batch", "pack_record", "report_of"]
 
 REPLICAS_MAX = 4096
 _HEAD = struct.Struct("<IHHf")
@@ -52,7 +52,7 @@ Record = tuple[int, int, float, int, int, float, int, float, float, float, float
 
 
 @dataclass(frozen=True, slots=True)
-class Batch:
+class NodeBatch:
     """A decoded batch.
 
     Attributes:
@@ -103,7 +103,7 @@ def encode_batch(seq: int, replicas: int, changed: Iterable[bytes], same: Iterab
     return _HEAD.pack(seq & 0xFFFFFFFF, replicas, len(body) // RECORD.size, same_age_ms) + bitmap + body
 
 
-def decode_batch(payload: bytes) -> Batch:
+def decode_batch(payload: bytes) -> NodeBatch:
     """WireError where the bytes are not a batch."""
     if len(payload) < _HEAD.size:
         raise WireError("a batch is too short")
@@ -119,7 +119,7 @@ def decode_batch(payload: bytes) -> Batch:
         same = tuple(range(replicas))
     elif bits:
         same = tuple(index for index in range(replicas) if bits >> index & 1)
-    return Batch(seq, same, same_age_ms, list(RECORD.iter_unpack(payload[at:])))
+    return NodeBatch(seq, same, same_age_ms, list(RECORD.iter_unpack(payload[at:])))
 
 
 def report_of(record: Record, replica: ReplicaId, seq: int, taken_at: float) -> Report:

@@ -1,11 +1,12 @@
-"""One connection between an agent and a gateway, without I/O: bytes in, frames out.
+"""One connection of the inside of a cluster, without I/O: bytes in, frames out. Between an agent and a gateway, and
+between two gateways.
 
-Theory. Both sides say HELLO at once: version, role, name and a fresh random number (nonce). With a shared token each
-then proves that it knows it by PROOF, an HMAC over its role and both hellos; a proof cannot be sent back to its sender,
-since the role is in it, nor be replayed, since the other's nonce is. From the token and both nonces follows a key for
-this connection alone, and every further frame carries a MAC over its number, direction, kind and payload: a frame that
-was altered, dropped, repeated or injected ends the connection. Without a token (loopback only, or under mTLS) frames
-carry no MAC.
+Theory. Both sides say HELLO at once: version, role, name, instance and a fresh random number (nonce). With a shared
+token each then proves that it knows it by PROOF, an HMAC over both hellos in the order of prover and verifier; roles
+come in pairs of two different ones, so a proof cannot be sent back to its sender, nor be replayed, since the other's
+nonce is in it. From the token and both hellos follows a key for this connection alone, and every further frame carries
+a MAC over its number, direction, kind and payload: a frame that was altered, dropped, repeated or injected ends the
+connection. Without a token (loopback only, or under mutual TLS) frames carry no MAC.
 
 ::
 
@@ -28,20 +29,24 @@ import msgspec
 
 from exaserve.domain.errors import ExaServeError
 
-__all__ = ["FRAME_BYTES_MAX", "Hello", "Kind", "Link", "Role", "WireError"]
+__all__ = ["FRAME_BYTES_MAX", "FrameKind", "Hello", "Role", "WireError", "WireLink"]
 
-Role = Literal["agent", "gateway"]
-VERSION = 2
+Role = Literal["agent", "gateway", "dialer", "listener"]
+"""An agent speaks to a gateway; of two gateways the dialer to the listener."""
+_OTHER: dict[Role, Role] = {"agent": "gateway", "gateway": "agent", "dialer": "listener", "listener": "dialer"}
+VERSION = 3
 FRAME_BYTES_MAX = 8 * 1024 * 1024
-"""A picture of 1,024 replicas is about 300 kB, the last lines of a log at most 1 MB."""
+"""A picture of 1,024 replicas is about 300 kB, the last lines of a log at most 1 MB; peers' events are cut to it."""
 HELLO_BYTES_MAX = 4096
 NONCE_BYTES = 16
+INSTANCE_BYTES = 8
+_NAME_CHARS_MAX = 256
 _MAC_BYTES = 16
 _HEAD = struct.Struct("<IB")
 _COUNT = struct.Struct("<QB")
 
 
-class Kind(IntEnum):
+class FrameKind(IntEnum):
     """What a frame holds."""
 
     HELLO = 1
@@ -59,12 +64,14 @@ class Kind(IntEnum):
     BYE = 8
     """Agent: leaves on purpose; its replicas are gone, not lost."""
     HEARD = 9
-    """Gateway: a sign of life, with the number of the last batch."""
+    """Gateway: a sign of life."""
     FIGURES = 10
     """Agent: accelerators, network, what its watches find; about once a second, where something is different."""
+    EVENTS = 11
+    """Peer: what it placed and what became of it (:mod:`exaserve.gateway.peers.events`); may be cut anywhere."""
 
 
-_KINDS = {int(kind): kind for kind in Kind}
+_KINDS = {int(kind): kind for kind in FrameKind}
 
 
 class WireError(ExaServeError):
@@ -74,16 +81,23 @@ class WireError(ExaServeError):
 
 
 class Hello(msgspec.Struct, frozen=True, array_like=True):
-    """First words of a side. ``secured``: it has a token and will ask for a proof."""
+    """First words of a side.
+
+    Attributes:
+        name: the node's, or the gateway's.
+        secured: it has a token and will ask for a proof.
+        instance: ``INSTANCE_BYTES`` random bytes, new at each start of its process.
+    """
 
     version: int
     role: Role
     name: str
     nonce: bytes
     secured: bool
+    instance: bytes
 
 
-class Link:
+class WireLink:
     """State of one connection on one side.
 
     Args:
@@ -91,24 +105,30 @@ class Link:
         name: the node's, or the gateway's.
         nonce: ``NONCE_BYTES`` fresh random bytes.
         token: the shared secret, None where none is asked for.
+        instance: of this process, the same on all of its connections.
 
     Attributes:
         peer: the other side's hello, None until it has come.
         established: whether frames may flow in both directions.
     """
 
-    def __init__(self, role: Role, name: str, nonce: bytes, token: bytes | None) -> None:
+    def __init__(
+        self, role: Role, name: str, nonce: bytes, token: bytes | None, instance: bytes = bytes(INSTANCE_BYTES)
+    ) -> None:
         assert len(nonce) == NONCE_BYTES
+        assert len(instance) == INSTANCE_BYTES
         self.peer: Hello | None = None
         self.established = False
         self._token = token
-        self._hello = Hello(VERSION, role, name, nonce, token is not None)
+        self._hello = Hello(VERSION, role, name[:_NAME_CHARS_MAX], nonce, token is not None, instance)
         self._buffer = bytearray()
         self._pending = bytearray()
-        self._key = b""
+        self._sending: hashlib.blake2b | None = None
+        self._receiving: hashlib.blake2b | None = None
+        """Keyed for this connection and a direction, to be copied for each frame; None where frames carry no MAC."""
         self._sent = 0
         self._received = 0
-        self._put(Kind.HELLO, msgspec.msgpack.encode(self._hello))
+        self._put(FrameKind.HELLO, msgspec.msgpack.encode(self._hello))
 
     def to_send(self) -> bytes:
         """What the handshake wants written now; once established nothing."""
@@ -116,23 +136,24 @@ class Link:
         self._pending.clear()
         return data
 
-    def frame(self, kind: Kind, payload: bytes) -> bytes:
+    def frame(self, kind: FrameKind, payload: bytes) -> bytes:
         """The bytes of one frame. AssertionError before the link is established, WireError above the limit."""
         assert self.established
         if len(payload) > FRAME_BYTES_MAX - _MAC_BYTES:
             raise WireError(f"a frame of {len(payload)} bytes is above {FRAME_BYTES_MAX}")
-        if not self._key:
+        if self._sending is None:
             return _HEAD.pack(len(payload), kind) + payload
         self._sent += 1
-        mac = self._mac(self._hello.role, self._sent, kind, payload)
-        return _HEAD.pack(len(payload) + _MAC_BYTES, kind) + payload + mac
+        mac = self._sending.copy()
+        mac.update(_COUNT.pack(self._sent, kind) + payload)
+        return _HEAD.pack(len(payload) + _MAC_BYTES, kind) + payload + mac.digest()
 
     def refusal(self, why: str) -> bytes:
         """A last frame that says why the connection ends; readable without a proof."""
         text = why.encode()[:1024]
-        return _HEAD.pack(len(text), Kind.REFUSED) + text
+        return _HEAD.pack(len(text), FrameKind.REFUSED) + text
 
-    def receive(self, data: bytes) -> Iterator[tuple[Kind, bytes]]:
+    def receive(self, data: bytes) -> Iterator[tuple[FrameKind, bytes]]:
         """Takes bytes; yields whole frames after the handshake.
 
         Raises:
@@ -157,12 +178,12 @@ class Link:
                 kind = _KINDS.get(number)
                 if kind is None:
                     raise WireError(f"a frame of unknown kind {number}")
-                if kind is Kind.REFUSED:
+                if kind is FrameKind.REFUSED:
                     raise WireError("refused by the other side: " + payload.decode("utf-8", "replace"))
                 if not self.established:
                     self._shake(kind, payload)
                 else:
-                    yield kind, self._open(kind, payload)
+                    yield kind, self._open(number, payload)
         finally:
             if source is self._buffer:
                 del self._buffer[:at]
@@ -170,16 +191,17 @@ class Link:
                 self._buffer += source[at:]
 
     # ---- handshake ----------------------------------------------------------------------------------------------
-    def _shake(self, kind: Kind, payload: bytes) -> None:
+    def _shake(self, kind: FrameKind, payload: bytes) -> None:
         if self.peer is None:
-            if kind is not Kind.HELLO:
+            if kind is not FrameKind.HELLO:
                 raise WireError(f"{kind.name} came before HELLO")
             self._take_hello(payload)
-        elif kind is Kind.PROOF and self._token is not None:
+        elif kind is FrameKind.PROOF and self._token is not None:
             expected = self._proof(self.peer, self._hello)
             if not hmac.compare_digest(payload, expected):
                 raise WireError("the other side has another token")
-            self._key = self._session_key()
+            key = self._session_key()
+            self._sending, self._receiving = _keyed(key, self._hello.role), _keyed(key, self.peer.role)
             self.established = True
         else:
             raise WireError(f"{kind.name} came in the handshake")
@@ -191,17 +213,21 @@ class Link:
             raise WireError(f"not a hello: {error}") from None
         if peer.version != VERSION:
             raise WireError(f"the other side speaks version {peer.version} of the protocol, this one {VERSION}")
-        if peer.role == self._hello.role:
-            raise WireError(f"both sides are {peer.role}s")
-        if len(peer.nonce) != NONCE_BYTES or not 0 < len(peer.name) <= 256:
-            raise WireError("a hello with a wrong nonce or name")
+        if peer.role != _OTHER[self._hello.role]:
+            raise WireError(
+                f"the other side is a {peer.role}; here speaks a {self._hello.role}, for {_OTHER[self._hello.role]}s"
+            )
+        if len(peer.nonce) != NONCE_BYTES or len(peer.instance) != INSTANCE_BYTES:
+            raise WireError("a hello with a wrong nonce or instance")
+        if not 0 < len(peer.name) <= _NAME_CHARS_MAX or not peer.name.isprintable():
+            raise WireError("a hello with a wrong name")
         if peer.secured != self._hello.secured:
             raise WireError("only one side has a token; give both the same token file")
         self.peer = peer
         if self._token is None:
             self.established = True
         else:
-            self._put(Kind.PROOF, self._proof(self._hello, peer))
+            self._put(FrameKind.PROOF, self._proof(self._hello, peer))
 
     def _proof(self, prover: Hello, verifier: Hello) -> bytes:
         assert self._token is not None
@@ -214,23 +240,21 @@ class Link:
         sides = sorted((self._hello, self.peer), key=lambda hello: hello.role)
         return hmac.digest(self._token, msgspec.msgpack.encode(("exaserve session", *sides)), "sha256")
 
-    def _put(self, kind: Kind, payload: bytes) -> None:
+    def _put(self, kind: FrameKind, payload: bytes) -> None:
         self._pending += _HEAD.pack(len(payload), kind) + payload
 
     # ---- frames -------------------------------------------------------------------------------------------------
-    def _mac(self, sender: Role, count: int, kind: int, payload: bytes) -> bytes:
-        person = b"agent" if sender == "agent" else b"gateway"
-        text = _COUNT.pack(count, kind) + payload
-        return hashlib.blake2b(text, key=self._key, digest_size=_MAC_BYTES, person=person).digest()
-
-    def _open(self, kind: Kind, payload: bytes) -> bytes:
-        if not self._key:
+    def _open(self, kind: int, payload: bytes) -> bytes:
+        if self._receiving is None:
             return payload
-        assert self.peer is not None
         self._received += 1
-        body, mac = payload[:-_MAC_BYTES], payload[-_MAC_BYTES:]
-        if len(payload) < _MAC_BYTES or not hmac.compare_digest(
-            mac, self._mac(self.peer.role, self._received, kind, body)
-        ):
+        body = payload[:-_MAC_BYTES]
+        mac = self._receiving.copy()
+        mac.update(_COUNT.pack(self._received, kind) + body)
+        if not hmac.compare_digest(payload[-_MAC_BYTES:], mac.digest()):
             raise WireError("a frame was altered or is out of order")
         return body
+
+
+def _keyed(key: bytes, sender: Role) -> hashlib.blake2b:
+    return hashlib.blake2b(key=key, digest_size=_MAC_BYTES, person=sender.encode())

@@ -12,13 +12,13 @@ from exaserve.wire.link import WireError
 __all__ = [
     "CARDS_MAX",
     "VERBS",
+    "AgentReplicaState",
     "Card",
-    "Figures",
+    "MachineFigures",
     "Picture",
-    "ReplicaState",
-    "Result",
     "Verb",
     "VerbName",
+    "VerbResult",
     "Watch",
     "decode",
     "encode",
@@ -33,7 +33,7 @@ WATCHES_MAX = 4096
 _M = TypeVar("_M")
 
 
-class ReplicaState(msgspec.Struct, frozen=True, array_like=True):
+class AgentReplicaState(msgspec.Struct, frozen=True, array_like=True):
     """One replica as its agent sees it.
 
     Attributes:
@@ -75,7 +75,7 @@ class Picture(msgspec.Struct, frozen=True, array_like=True):
     """Replicas of a node: all of them where ``full``, else those that changed."""
 
     full: bool
-    replicas: tuple[ReplicaState, ...]
+    replicas: tuple[AgentReplicaState, ...]
     gone: tuple[str, ...] = ()
 
 
@@ -106,7 +106,7 @@ class Watch(msgspec.Struct, frozen=True, array_like=True):
     detail: str
 
 
-class Figures(msgspec.Struct, frozen=True, array_like=True):
+class MachineFigures(msgspec.Struct, frozen=True, array_like=True):
     """A node's own figures.
 
     Attributes:
@@ -134,7 +134,7 @@ class Verb(msgspec.Struct, frozen=True, array_like=True):
     drain_s: float = -1.0
 
 
-class Result(msgspec.Struct, frozen=True, array_like=True):
+class VerbResult(msgspec.Struct, frozen=True, array_like=True):
     """The answer to a verb: ``lines`` of a log, or one line for each replica on what is being done."""
 
     ref: int
@@ -143,7 +143,7 @@ class Result(msgspec.Struct, frozen=True, array_like=True):
     lines: tuple[str, ...] = ()
 
 
-def encode(message: Picture | Figures | Verb | Result) -> bytes:
+def encode(message: Picture | MachineFigures | Verb | VerbResult) -> bytes:
     return msgspec.msgpack.encode(message)
 
 

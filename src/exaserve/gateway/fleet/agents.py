@@ -9,30 +9,28 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+import socket
 import ssl
 from collections.abc import Callable, Iterable
-from typing import Protocol, cast
+from typing import Protocol
 
+from exaserve.config import join_address
 from exaserve.config.settings import AgentSettings
-from exaserve.domain.errors import ExaServeError
 from exaserve.domain.replica import ReplicaId, ReplicaSpec
 from exaserve.gateway.fleet import machine_figures as figures
+from exaserve.gateway.fleet.agent_connection import HANDSHAKE_S, NodeConnection, NodeUnknown, TlsDoor
 from exaserve.gateway.fleet.roster import Row, merged
 from exaserve.gateway.fleet.telemetry import Telemetry
 from exaserve.observe import EventLog, Family, labels
 from exaserve.serving.fleet import Fleet
 from exaserve.wire import (
-    Figures,
-    Kind,
-    Link,
+    AgentReplicaState,
+    FrameKind,
+    Hello,
+    MachineFigures,
     Picture,
-    ReplicaState,
-    Result,
-    Verb,
+    VerbResult,
     WireError,
-    decode,
-    decode_batch,
-    encode,
 )
 from exaserve.wire.messages import VerbName
 
@@ -40,20 +38,10 @@ __all__ = ["AgentServer", "Members", "NodeUnknown"]
 
 _TICK_S = 0.1
 _HEARD_S = 0.5
-_HANDSHAKE_S = 5.0
-_VERB_S = 10.0
 _FORGET_S = 600.0
 """How long a replica that only an agent knows of is remembered after the agent is lost."""
-_STRANGERS_MAX = 1024
-"""Connections that have not proved themselves yet."""
-
-
-class NodeUnknown(ExaServeError):
-    """No agent of that node is connected."""
-
-    fault = "operator"
-    status = 404
-    code = "node_not_found"
+_REFUSAL_EVERY_S, _REFUSALS_MAX = 60.0, 1024
+"""Between two lines of the log on the same client and reason, and how many of these are remembered."""
 
 
 class Members(Protocol):
@@ -91,6 +79,7 @@ class AgentServer:
     ) -> None:
         self.settings = settings
         self.name = name
+        self.instance = secrets.token_bytes(8)
         self.token = token
         self.members = members
         self.scheduler = fleet.scheduler
@@ -109,6 +98,9 @@ class AgentServer:
         self._tls = tls
         self._server: asyncio.Server | None = None
         self._timer: asyncio.TimerHandle | None = None
+        self._door: TlsDoor | None = None
+        self._refused_at: dict[str, float] = {}
+        """By client and reason: when it was last logged."""
         self._heard_next = 0.0
         self._ticked_at = clock()
         self._patient_until = 0.0
@@ -116,10 +108,15 @@ class AgentServer:
     async def start(self) -> None:
         """OSError where the address cannot be had."""
         loop = asyncio.get_running_loop()
-        self._server = await loop.create_server(
-            lambda: NodeConnection(self), self.settings.host, self.settings.port, ssl=self._tls, backlog=4096
-        )
-        self.address = "{}:{}".format(*self._server.sockets[0].getsockname()[:2])
+        host, port = self.settings.host, self.settings.port
+        family, _, _, _, where = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+        listening = socket.create_server(where[:2], family=family, backlog=4096)
+        listening.setblocking(False)  # noqa: FBT003 -- the standard library's own signature
+        self.address = join_address(*listening.getsockname()[:2])
+        if self._tls is None:
+            self._server = await loop.create_server(lambda: NodeConnection(self), sock=listening, backlog=4096)
+        else:
+            self._door = TlsDoor(self, self._tls, listening)
         self._timer = loop.call_later(_TICK_S, self._tick)
 
     async def stop(self) -> None:
@@ -127,6 +124,8 @@ class AgentServer:
             self._timer.cancel()
         if self._server is not None:
             self._server.close()
+        if self._door is not None:
+            await self._door.close()
         for connection in [*self.nodes.values(), *self.strangers]:
             connection.close()
         self.nodes.clear()
@@ -160,7 +159,7 @@ class AgentServer:
     # ---- verbs --------------------------------------------------------------------------------------------------
     async def ask(
         self, node: str, verb: VerbName, replica: str = "", *, lines_max: int = 100, drain_s: float = -1.0
-    ) -> Result:
+    ) -> VerbResult:
         """Passes a life-cycle verb on; returns the agent's answer. NodeUnknown where no such agent is connected."""
         connection = self.nodes.get(node)
         if connection is None:
@@ -183,7 +182,7 @@ class AgentServer:
             "accelerators": figures.accelerators(self._figures()),
         }
 
-    def _figures(self) -> dict[str, Figures]:
+    def _figures(self) -> dict[str, MachineFigures]:
         return {name: connection.figures for name, connection in self.nodes.items()}
 
     def as_rows(self) -> list[dict[str, object]]:
@@ -213,14 +212,33 @@ class AgentServer:
         return [nodes, *rest, restarts, state, *figures.families(self._figures())]
 
     # ---- membership ---------------------------------------------------------------------------------------------
-    def established(self, connection: NodeConnection) -> None:
-        old = self.nodes.get(connection.node)
+    def established(self, connection: NodeConnection, peer: Hello) -> None:
+        """An agent has proved itself. WireError where another process speaks for its node: the first one keeps it."""
+        old = self.nodes.get(peer.name)
+        if old is not None and old.instance != peer.instance:
+            raise WireError(
+                f"node {peer.name} has an agent already, at {old.client}; end one of them, or give one another --node"
+            )
+        self.strangers.discard(connection)
+        connection.node, connection.instance = peer.name, peer.instance
         if old is not None:
-            self.log.warning("agent_replaced", node=connection.node, why="another agent of the same node connected")
+            self.log.info("agent_replaced", node=peer.name, why="the same agent connected again")
             old.replaced = True
             old.close()
-        self.nodes[connection.node] = connection
-        self.log.info("agent_found", source="agent", node=connection.node, client=connection.client)
+        self.nodes[peer.name] = connection
+        connection.send(FrameKind.HEARD, b"")
+        self.log.info("agent_found", source="agent", node=peer.name, client=connection.client)
+
+    def refusal(self, client: str, why: str) -> None:
+        """A connection was refused. Agents try again for ever, so the same client is told of once in a while."""
+        self.refused += 1
+        now = self.clock()
+        key = f"{client.rpartition(':')[0]} {why}"
+        if now - self._refused_at.get(key, -_REFUSAL_EVERY_S) >= _REFUSAL_EVERY_S:
+            if len(self._refused_at) >= _REFUSALS_MAX:
+                self._refused_at.clear()
+            self._refused_at[key] = now
+            self.log.warning("agent_refused", client=client, why=why)
 
     def lost(self, connection: NodeConnection, why: str, *, left: bool) -> None:
         """The connection is over: all its replicas with it."""
@@ -276,7 +294,7 @@ class AgentServer:
             self._out(row, "its agent does not run it any more", now, left=True)
         self.on_report()
 
-    def _own(self, connection: NodeConnection, state: ReplicaState) -> Row | None:
+    def _own(self, connection: NodeConnection, state: AgentReplicaState) -> Row | None:
         """The row of a replica that this agent may speak of; made where it is new."""
         replica = ReplicaId(state.id)
         row = self.rows.get(replica)
@@ -301,7 +319,7 @@ class AgentServer:
         self.telemetry.described(replica, state.engine, state.missing)
         return row
 
-    def _apply(self, row: Row, state: ReplicaState, now: float) -> None:
+    def _apply(self, row: Row, state: AgentReplicaState, now: float) -> None:
         row.told = state
         if row.pid and state.pid and row.pid != state.pid:
             self.fleet.restarted(row.id, f"process {state.pid} instead of {row.pid}", now)
@@ -330,161 +348,12 @@ class AgentServer:
         silent = now - self.settings.lost_s if now >= self._patient_until else -1.0
         for connection in [each for each in self.nodes.values() if each.heard_at < silent]:
             connection.silent(f"nothing heard for {now - connection.heard_at:.1f} s")
-        for connection in [each for each in self.strangers if each.heard_at < min(silent, now - _HANDSHAKE_S)]:
-            connection.refuse(f"no handshake within {_HANDSHAKE_S:g} s")
+        for connection in [each for each in self.strangers if each.heard_at < min(silent, now - HANDSHAKE_S)]:
+            connection.broke(f"no handshake within {HANDSHAKE_S:g} s")
         if now >= self._heard_next:
             self._heard_next = now + _HEARD_S
             for connection in self.nodes.values():
-                connection.send(Kind.HEARD, b"")
+                connection.send(FrameKind.HEARD, b"")
             for row in [row for row in self.rows.values() if row.owner is None and row.announced]:
                 if now - row.lost_at > _FORGET_S:
                     self._forget(row)
-
-
-class NodeConnection(asyncio.Protocol):
-    """One agent's connection."""
-
-    def __init__(self, server: AgentServer) -> None:
-        self._server = server
-        self._transport: asyncio.Transport | None = None
-        self._link = Link("gateway", server.name, secrets.token_bytes(16), server.token)
-        self._refs = 0
-        self._asked: dict[int, asyncio.Future[Result]] = {}
-        self._seq = 0
-        self._why = ""
-        self._left = False
-        self.node = ""
-        self.client = ""
-        self.replaced = False
-        self.rows: dict[int, Row] = {}
-        self.heard_at = server.clock()
-        self.since = self.heard_at
-        self.batches = 0
-        self.bytes_received = 0
-        self.figures = Figures()
-
-    def as_dict(self, now: float) -> dict[str, object]:
-        return {
-            "node": self.node,
-            "client": self.client,
-            "connected_s": now - self.since,
-            "heard_s": now - self.heard_at,
-            "batches": self.batches,
-            "bytes": self.bytes_received,
-            **figures.as_dict(self.figures),
-            "replicas": [row.as_dict() for row in self.rows.values()],
-        }
-
-    # ---- transport ----------------------------------------------------------------------------------------------
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast("asyncio.Transport", transport)  # uvloop's does not inherit from asyncio's
-        peer = transport.get_extra_info("peername")
-        self.client = f"{peer[0]}:{peer[1]}" if peer else ""
-        if len(self._server.strangers) >= _STRANGERS_MAX:
-            self._transport.abort()
-            return
-        self._server.strangers.add(self)
-        self._transport.write(self._link.to_send())
-
-    def data_received(self, data: bytes) -> None:
-        server = self._server
-        self.heard_at = server.clock()
-        self.bytes_received += len(data)
-        server.bytes_received += len(data)
-        try:
-            for kind, payload in self._link.receive(data):
-                if not self.node:
-                    self._established()
-                self._take(kind, payload)
-        except WireError as error:
-            self.refuse(error.message)
-            return
-        if self._transport is not None and (out := self._link.to_send()):
-            self._transport.write(out)
-        if self._link.established and not self.node:
-            self._established()
-
-    def _established(self) -> None:
-        assert self._link.peer is not None
-        if self._transport is not None and (out := self._link.to_send()):
-            self._transport.write(out)
-        self._server.strangers.discard(self)
-        self.node = self._link.peer.name
-        self._server.established(self)
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self._transport = None
-        for future in self._asked.values():
-            if not future.done():
-                future.set_exception(NodeUnknown(f"The agent of {self.node} was lost before it answered."))
-        self._asked.clear()
-        self._server.lost(self, self._why or (str(exc) if exc else "connection closed"), left=self._left)
-
-    def close(self) -> None:
-        if self._transport is not None:
-            self._transport.close()
-
-    def silent(self, why: str) -> None:
-        """Nothing has come for too long: the replicas go now, whenever TCP finds out."""
-        self._why = why
-        if self._transport is not None:
-            self._transport.abort()
-        self._server.lost(self, why, left=False)
-        self.replaced = True
-
-    def refuse(self, why: str) -> None:
-        self._why = why
-        self._server.refused += 1
-        self._server.strangers.discard(self)
-        self._server.log.warning("agent_refused", client=self.client, node=self.node or None, why=why)
-        if self._transport is not None:
-            self._transport.write(self._link.refusal(why))
-            self._transport.close()
-
-    def send(self, kind: Kind, payload: bytes) -> None:
-        if self._transport is not None and self._link.established:
-            self._transport.write(self._link.frame(kind, payload))
-
-    # ---- frames -------------------------------------------------------------------------------------------------
-    def _take(self, kind: Kind, payload: bytes) -> None:
-        if kind is Kind.BATCH:
-            self._take_batch(payload)
-        elif kind is Kind.PICTURE:
-            self._server.pictures += 1
-            self._server.take_picture(self, decode(payload, Picture))
-        elif kind is Kind.RESULT:
-            result = decode(payload, Result)
-            future = self._asked.pop(result.ref, None)
-            if future is not None and not future.done():
-                future.set_result(result)
-        elif kind is Kind.FIGURES:
-            self.figures = decode(payload, Figures)
-        elif kind is Kind.BYE:
-            self._left = True
-        else:
-            raise WireError(f"an agent does not send {kind.name}")
-
-    def _take_batch(self, payload: bytes) -> None:
-        server = self._server
-        batch = decode_batch(payload)
-        self.batches += 1
-        server.batches += 1
-        server.records += len(batch.records)
-        server.gaps += max(0, batch.seq - self._seq - 1)
-        self._seq = batch.seq
-        server.telemetry.push(self.rows, batch, self.heard_at)
-        server.on_report()
-
-    async def ask(self, verb: VerbName, replica: str, lines_max: int, drain_s: float) -> Result:
-        self._refs += 1
-        ref = self._refs
-        future: asyncio.Future[Result] = asyncio.get_running_loop().create_future()
-        self._asked[ref] = future
-        self.send(Kind.VERB, encode(Verb(ref, verb, replica, lines_max, drain_s)))
-        try:
-            async with asyncio.timeout(_VERB_S):
-                return await future
-        except TimeoutError:
-            return Result(ref, ok=False, message=f"the agent of {self.node} did not answer within {_VERB_S:g} s")
-        finally:
-            self._asked.pop(ref, None)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from exaserve.observe import Family, labels
-from exaserve.wire import Figures
+from exaserve.wire import MachineFigures
 
 __all__ = ["accelerators", "as_dict", "families"]
 
@@ -19,7 +19,7 @@ _OF_CARDS = (
 )
 
 
-def families(nodes: Mapping[str, Figures]) -> Iterable[Family]:
+def families(nodes: Mapping[str, MachineFigures]) -> Iterable[Family]:
     """Metrics of connected nodes. What a machine does not say has no sample: it is not zero."""
     cards = [(Family(f"exaserve_accelerator_{name}", "gauge", text), field) for name, field, text in _OF_CARDS]
     net = Family("exaserve_node_network_mb_per_second", "gauge", "A node's network traffic, mean over 5 s, MB/s.")
@@ -41,7 +41,7 @@ def families(nodes: Mapping[str, Figures]) -> Iterable[Family]:
     return [*(family for family, _ in cards), net, wrong, slope]
 
 
-def as_dict(figures: Figures) -> dict[str, object]:
+def as_dict(figures: MachineFigures) -> dict[str, object]:
     """One node's, for the admin API."""
     return {
         "accelerators": [{name: getattr(card, name) for name in card.__struct_fields__} for card in figures.cards],
@@ -51,7 +51,7 @@ def as_dict(figures: Figures) -> dict[str, object]:
     }
 
 
-def accelerators(nodes: Mapping[str, Figures]) -> dict[str, object]:
+def accelerators(nodes: Mapping[str, MachineFigures]) -> dict[str, object]:
     """All nodes' cards in a few figures, cheap at any size: for ``exaserve status``."""
     cards = [card for figures in nodes.values() for card in figures.cards]
     uses = [card.use for card in cards if card.use is not None]

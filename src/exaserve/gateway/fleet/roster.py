@@ -6,12 +6,12 @@ from dataclasses import replace
 from typing import Protocol
 
 from exaserve.domain.replica import ReplicaId, ReplicaSpec
-from exaserve.wire import ReplicaState
+from exaserve.wire import AgentReplicaState
 
-__all__ = ["Owner", "Row", "merged"]
+__all__ = ["Row", "RowOwner", "merged"]
 
 
-class Owner(Protocol):
+class RowOwner(Protocol):
     """The connection that speaks for a replica."""
 
     node: str
@@ -50,8 +50,8 @@ class Row:
         self.id = replica
         self.node = node
         self.announced = announced
-        self.owner: Owner | None = None
-        self.told: ReplicaState | None = None
+        self.owner: RowOwner | None = None
+        self.told: AgentReplicaState | None = None
         self.index = 0
         self.ready = False
         self.state = ""
@@ -73,7 +73,7 @@ class Row:
         }
 
 
-def merged(known: ReplicaSpec | None, state: ReplicaState, node: str) -> ReplicaSpec:
+def merged(known: ReplicaSpec | None, state: AgentReplicaState, node: str) -> ReplicaSpec:
     """The replica's description: the agent's word where it has one, else what the cluster file says."""
     base = known if known is not None else ReplicaSpec(id=ReplicaId(state.id), url=state.url)
     return replace(

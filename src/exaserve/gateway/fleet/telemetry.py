@@ -24,7 +24,7 @@ from exaserve.engines import ENGINES, MetricsReader
 from exaserve.engines.fetch import REFUSED, Fetched, Fetcher
 from exaserve.observe import EventLog, Family, labels
 from exaserve.serving.fleet import Fleet
-from exaserve.wire import Batch
+from exaserve.wire import NodeBatch
 from exaserve.wire.batch import report_of
 
 __all__ = ["Named", "Telemetry", "TelemetryView"]
@@ -186,7 +186,7 @@ class Telemetry:
             poller.reader.engine = engine if engine in ENGINES else ""
             self._note_missing(poller, missing)
 
-    def push(self, rows: Mapping[int, Named], batch: Batch, heard_at: float) -> None:
+    def push(self, rows: Mapping[int, Named], batch: NodeBatch, heard_at: float) -> None:
         """An agent's batch; ``rows`` says which replica each of its indexes is. Ages count back from ``heard_at``."""
         self._seq = seq = self._seq + 1
         pollers, fleet = self._pollers, self._fleet

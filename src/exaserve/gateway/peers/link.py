@@ -1,71 +1,70 @@
-"""One connection between two gateways: greeting, proof, and what the peer tells put into the ledger."""
+"""One connection between two gateways: what the peer tells is put into the ledger, what it asks for is sent."""
 
 from __future__ import annotations
 
 import asyncio
-import hmac
 import secrets
-import socket
 from collections.abc import Callable
-from typing import Protocol, cast
+from typing import Protocol
 
+from exaserve.config import join_address
 from exaserve.domain.replica import ReplicaId
-from exaserve.gateway.peers.frames import (
+from exaserve.gateway.peers.events import (
     DECODING,
     STREAM,
-    Auth,
     Define,
     Done,
     Echo,
     First,
-    Frame,
-    FrameError,
-    FrameReader,
-    Hello,
+    PeerEvent,
+    PeerEventReader,
     Placed,
     Reset,
     Time,
     Want,
-    proof,
-    write_auth,
     write_echo,
-    write_hello,
     write_time,
     write_want,
 )
 from exaserve.gateway.peers.lag import Lag
 from exaserve.gateway.peers.replication import Outbox
 from exaserve.scheduling import Scheduler
+from exaserve.wire import FrameKind, Hello, WireError, WireLink
+from exaserve.wire.link import Role
+from exaserve.wire.protocol import LinkProtocol
 
-__all__ = ["BUFFER_BYTES_MAX", "Link", "Owner"]
+__all__ = ["BUFFER_BYTES_MAX", "PeerLink", "PeerOwner"]
 
 BUFFER_BYTES_MAX = 1_048_576
 """Bytes waiting for one slow peer (about 50,000 events); above it events are left out and the picture sent later."""
+_PIECE_BYTES = 1_048_576
+"""Of one frame: a picture of very many placements is cut, and its reader puts it together again."""
 _CLOSED = "the peer closed the connection"
 
 
-class Owner(Protocol):
+class PeerOwner(Protocol):
     """What a link needs of :class:`exaserve.gateway.peers.peering.Peering`."""
 
     name: str
     instance: bytes
-    token: bytes
+    token: bytes | None
     scheduler: Scheduler
     outbox: Outbox
     clock: Callable[[], float]
     on_change: Callable[[], None] | None
 
-    def take(self, link: Link) -> bool: ...
+    def take(self, link: PeerLink) -> bool: ...
 
-    def greeted(self, link: Link) -> None: ...
+    def greeted(self, link: PeerLink) -> None: ...
 
-    def lost(self, link: Link) -> None: ...
+    def lost(self, link: PeerLink) -> None: ...
 
 
-class Link(asyncio.Protocol):
+class PeerLink(LinkProtocol):
     """One connection to a peer, from the first byte to the last."""
 
-    def __init__(self, owner: Owner, dialed: str | None) -> None:
+    def __init__(self, owner: PeerOwner, dialed: str | None) -> None:
+        super().__init__(owner.clock)
         self.owner = owner
         self.dialed = dialed
         self.hello: Hello | None = None
@@ -74,50 +73,58 @@ class Link(asyncio.Protocol):
         self.established = False
         self.lagging = False
         self.why = _CLOSED
-        self.opened_at = self.heard_at = owner.clock()
-        self.received = self.sent_bytes = self.resyncs = 0
+        self.received = self.resyncs = 0
         self.lag = Lag()
         self.deaf = False
         """What the peer tells is not charged: it is slow, or was and has not sent its whole picture yet."""
         self.closed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._own = Hello(owner.instance, secrets.token_bytes(16), owner.name)
-        self._reader = FrameReader()
+        self._reader = PeerEventReader()
         self._replicas: dict[int, ReplicaId] = {}
         self._event_at = 0.0
         self._peer_time: tuple[float, float] | None = None
         """The peer's clock in its last message, and ours when that came."""
-        self._transport: asyncio.Transport | None = None
 
     # ---- asyncio ------------------------------------------------------------------------------------------------
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        transport = cast("asyncio.Transport", transport)  # uvloop's own do not derive from it
-        self._transport = transport
-        sock = transport.get_extra_info("socket")
-        if sock is not None and sock.family in (socket.AF_INET, socket.AF_INET6):
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         name = transport.get_extra_info("peername") or ("", 0)
         if self.dialed is None:
-            self.address = f"{name[0]}:{name[1]}"
-            if not self.owner.take(self):
-                self.drop("too many connections")
+            self.address = join_address(*name[:2])
+        super().connection_made(transport)
+        assert self.transport is not None
+        self.transport.set_write_buffer_limits(high=BUFFER_BYTES_MAX, low=BUFFER_BYTES_MAX // 4)
+        if self.dialed is None and not self.owner.take(self):
+            self.drop("too many connections")
+
+    def new_link(self) -> WireLink:
+        owner = self.owner
+        role: Role = "listener" if self.dialed is None else "dialer"
+        return WireLink(role, owner.name, secrets.token_bytes(16), owner.token, owner.instance)
+
+    def proved(self) -> None:
+        assert self.link is not None
+        assert self.link.peer is not None
+        self.hello = self.link.peer
+        self.peer = self.hello.name
+        self.owner.greeted(self)
+
+    def took(self, kind: FrameKind, payload: bytes) -> None:
+        if kind is not FrameKind.EVENTS:
+            raise WireError(f"a peer does not send {kind.name}")
+        events = self._reader.feed(payload)
+        for event in events:
+            self._take(event, self.heard_at)
+            if self.transport is None:
                 return
-        transport.set_write_buffer_limits(high=BUFFER_BYTES_MAX, low=BUFFER_BYTES_MAX // 4)
-        self.write(write_hello(self._own))
+        self.received += len(events)
 
     def data_received(self, data: bytes) -> None:
-        now = self.heard_at = self.owner.clock()
-        try:
-            frames = self._reader.feed(data)
-            for frame in frames:
-                self._take(frame, now)
-                if self._transport is None:
-                    return
-        except FrameError as error:
-            self.drop(str(error))
-            return
-        self.received += len(frames)
+        super().data_received(data)
         if self.established and self.owner.on_change is not None:
             self.owner.on_change()
+
+    def broke(self, why: str) -> None:
+        self.why = why
+        self.refuse(why)
 
     def pause_writing(self) -> None:
         self.lagging = True
@@ -132,19 +139,24 @@ class Link(asyncio.Protocol):
     def eof_received(self) -> bool:
         return False
 
-    def connection_lost(self, error: Exception | None) -> None:
-        if error is not None and self.why == _CLOSED:
-            self.why = str(error)
-        self._transport = None
+    def connection_lost(self, exc: Exception | None) -> None:
+        if exc is not None and self.why == _CLOSED:
+            self.why = str(exc)
+        if self.hello is None and self.link is not None:
+            self.hello = self.link.peer
+        super().connection_lost(exc)
         self.owner.lost(self)
         if not self.closed.done():
             self.closed.set_result(None)
 
     # ---- sending ------------------------------------------------------------------------------------------------
     def write(self, data: bytes) -> None:
-        if self._transport is not None:
-            self.sent_bytes += len(data)
-            self._transport.write(data)
+        """Events, one after the other."""
+        if len(data) <= _PIECE_BYTES:
+            self.send(FrameKind.EVENTS, data)
+        else:
+            for at in range(0, len(data), _PIECE_BYTES):
+                self.send(FrameKind.EVENTS, data[at : at + _PIECE_BYTES])
 
     def send_picture(self) -> None:
         now = self.owner.clock()
@@ -170,27 +182,24 @@ class Link(asyncio.Protocol):
     def drop(self, why: str) -> None:
         """Ends the connection at once."""
         self.why = why
-        transport = self._transport
+        transport = self.transport
         if transport is not None:
-            self._transport = None
+            self.transport = None
             transport.abort()
 
     # ---- what comes ---------------------------------------------------------------------------------------------
-    def _take(self, frame: Frame, now: float) -> None:
-        if not self.established:
-            self._greet(frame)
-            return
+    def _take(self, event: PeerEvent, now: float) -> None:
         scheduler = self.owner.scheduler
-        kind = type(frame)
+        kind = type(event)
         if kind is Time:
-            sent_at = frame.sent_at  # type: ignore[union-attr]
+            sent_at = event.sent_at  # type: ignore[union-attr]
             self.lag.heard(sent_at, now)
             self._peer_time = (sent_at, now)
             self._event_at = min(sent_at + self.lag.offset.least, now)
-        elif isinstance(frame, Echo):
-            self.lag.echoed(frame.sent_at, frame.held_s, now)
-        elif isinstance(frame, Define):
-            self._replicas[frame.number] = ReplicaId(frame.replica)
+        elif isinstance(event, Echo):
+            self.lag.echoed(event.sent_at, event.held_s, now)
+        elif isinstance(event, Define):
+            self._replicas[event.number] = ReplicaId(event.replica)
         elif kind is Reset:
             scheduler.peers.lost(self.peer, now)
             self._replicas.clear()
@@ -199,36 +208,17 @@ class Link(asyncio.Protocol):
             self.send_picture()
         elif self.deaf:
             return
-        elif isinstance(frame, Placed):
-            replica = self._replicas.get(frame.number)
+        elif isinstance(event, Placed):
+            replica = self._replicas.get(event.number)
             if replica is None:
-                raise FrameError("a replica's number was not defined")
-            at = self._event_at - frame.age_s
+                raise WireError("a replica's number was not defined")
+            at = self._event_at - event.age_s
             scheduler.peers.placed(
-                self.peer, frame.ref, replica, frame.tokens, frame.kv_tokens, bool(frame.flags & STREAM), at
+                self.peer, event.ref, replica, event.tokens, event.kv_tokens, bool(event.flags & STREAM), at
             )
-            if frame.flags & DECODING:
-                scheduler.peers.first_token(self.peer, frame.ref, at)
+            if event.flags & DECODING:
+                scheduler.peers.first_token(self.peer, event.ref, at)
         elif kind is First:
-            scheduler.peers.first_token(self.peer, frame.ref, self._event_at)  # type: ignore[union-attr]
+            scheduler.peers.first_token(self.peer, event.ref, self._event_at)  # type: ignore[union-attr]
         elif kind is Done:
-            scheduler.peers.done(self.peer, frame.ref, self._event_at)  # type: ignore[union-attr]
-        else:
-            raise FrameError("a second greeting")
-
-    def _greet(self, frame: Frame) -> None:
-        token = self.owner.token
-        if self.hello is None:
-            if not isinstance(frame, Hello):
-                raise FrameError("the peer did not greet")
-            self.hello = frame
-            role = "dialed" if self.dialed is not None else "accepted"
-            self.write(write_auth(proof(token, role, self._own, frame)))  # type: ignore[arg-type]
-            return
-        if not isinstance(frame, Auth):
-            raise FrameError("the peer did not prove itself")
-        role = "accepted" if self.dialed is not None else "dialed"
-        if not hmac.compare_digest(frame.proof, proof(token, role, self.hello, self._own)):  # type: ignore[arg-type]
-            raise FrameError("the peer does not hold the same token")
-        self.peer = self.hello.name
-        self.owner.greeted(self)
+            scheduler.peers.done(self.peer, event.ref, self._event_at)  # type: ignore[union-attr]

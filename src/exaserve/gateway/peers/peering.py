@@ -24,11 +24,12 @@ from typing import Any
 
 from exaserve.config import GatewaySettings, is_loopback, join_address, split_address
 from exaserve.domain.errors import ConfigError
-from exaserve.gateway.peers.frames import FrameError, write_time
-from exaserve.gateway.peers.link import Link
+from exaserve.gateway.peers.events import write_time
+from exaserve.gateway.peers.link import PeerLink
 from exaserve.gateway.peers.replication import Outbox
 from exaserve.observe import EventLog, Family, labels
 from exaserve.scheduling import Scheduler
+from exaserve.wire import WireError
 
 __all__ = ["SILENCE_MAX_S", "PeerView", "Peering"]
 
@@ -99,7 +100,7 @@ class Peering:
         on_change: Callable[[], None] | None = None,
     ) -> None:
         self.name = settings.name
-        self.token = (token or "").encode()
+        self.token = token.encode() if token else None
         self.scheduler = scheduler
         self.outbox = outbox
         self.clock = clock
@@ -113,8 +114,8 @@ class Peering:
         self._addresses = tuple(dict.fromkeys(split_address(peer) for peer in settings.peers))
         self._log = log
         self._rng = rng
-        self._links: dict[str, Link] = {}
-        self._greeting: set[Link] = set()
+        self._links: dict[str, PeerLink] = {}
+        self._greeting: set[PeerLink] = set()
         self._known: dict[str, str] = {}
         self._own: set[str] = set()
         self._server: asyncio.Server | None = None
@@ -137,14 +138,14 @@ class Peering:
         loop = asyncio.get_running_loop()
         settings = self._settings
         listen = split_address(settings.peer_listen, port_min=0) if settings.peer_listen else None
-        if not self.token:
+        if self.token is None:
             for host, _ in (*self._addresses, *([] if listen is None else [listen])):
                 _refuse_without_token(host)
         host_name = socket.gethostname()
         self.name = self.name or f"{host_name}/{os.getpid()}"
         if listen is not None:
             try:
-                self._server = await loop.create_server(lambda: Link(self, None), *listen, start_serving=False)
+                self._server = await loop.create_server(lambda: PeerLink(self, None), *listen, start_serving=False)
             except OSError as error:
                 raise ConfigError(
                     f"cannot listen for peers on {settings.peer_listen}: {error.strerror or error}",
@@ -217,7 +218,7 @@ class Peering:
             if link.lag.judge(self._settings.peer_lag_max_s):
                 self._slow(link, now)
 
-    def _slow(self, link: Link, now: float) -> None:
+    def _slow(self, link: PeerLink, now: float) -> None:
         """The peer has become slow, or is so no longer."""
         lag_ms = round(link.lag.lag_s * 1e3, 1)
         if link.lag.slow:
@@ -241,7 +242,7 @@ class Peering:
             if self._known.get(address) in self._links:
                 await asyncio.sleep(TICK_S)
                 continue
-            link = Link(self, address)
+            link = PeerLink(self, address)
             self._greeting.add(link)
             try:
                 async with asyncio.timeout(CONNECT_S):
@@ -263,27 +264,25 @@ class Peering:
             await asyncio.sleep(pause_s * self._rng.uniform(0.5, 1.5))
 
     # ---- for links ----------------------------------------------------------------------------------------------
-    def take(self, link: Link) -> bool:
+    def take(self, link: PeerLink) -> bool:
         """A connection came in; False above the limit."""
         if self._stopping or len(self._greeting) + len(self._links) >= CONNECTIONS_MAX:
             return False
         self._greeting.add(link)
         return True
 
-    def greeted(self, link: Link) -> None:
+    def greeted(self, link: PeerLink) -> None:
         """The peer has proved itself: takes the connection, or closes it where another one is to stay."""
         assert link.hello is not None
         if link.hello.instance == self.instance:
-            if link.dialed is not None:
-                self._own.add(link.dialed)
-            raise FrameError("this is the gateway itself")
+            raise WireError("this is the gateway itself")
         if link.peer == self.name:
-            raise FrameError(f"another gateway is called {self.name!r} too; give each a name of its own")
+            raise WireError(f"another gateway is called {self.name!r} too; give each a name of its own")
         current = self._links.get(link.peer)
         if current is not None and current.hello is not None and current.hello.instance == link.hello.instance:
             first = min(self.name, link.peer)
             if self._dialer(current) == first != self._dialer(link):
-                raise FrameError("there is a connection already")
+                raise WireError("there is a connection already")
         if current is not None:
             current.drop("replaced by another connection")
             self._forget(current)
@@ -295,12 +294,14 @@ class Peering:
         self._homes_soon()
         self._log.info("peer_up", peer=link.peer, address=link.address)
 
-    def _dialer(self, link: Link) -> str:
+    def _dialer(self, link: PeerLink) -> str:
         return self.name if link.dialed is not None else link.peer
 
-    def lost(self, link: Link) -> None:
+    def lost(self, link: PeerLink) -> None:
         """The connection is gone, whoever ended it."""
         self._greeting.discard(link)
+        if link.dialed is not None and link.hello is not None and link.hello.instance == self.instance:
+            self._own.add(link.dialed)
         if not link.established:
             if not self._stopping and link.hello is not None:
                 self.refused_total += 1
@@ -309,7 +310,7 @@ class Peering:
         if self._links.get(link.peer) is link:
             self._forget(link)
 
-    def _forget(self, link: Link) -> None:
+    def _forget(self, link: PeerLink) -> None:
         del self._links[link.peer]
         self.outbox.listening = bool(self._links)
         if not self.outbox.listening:
@@ -366,7 +367,7 @@ class Peering:
                 connected_s=now - link.opened_at,
                 told=self.scheduler.peers.count(link.peer),
                 received=link.received,
-                sent_bytes=link.sent_bytes,
+                sent_bytes=link.bytes_sent,
                 lag_s=link.lag.lag_s,
                 slow=link.lag.slow,
                 resyncs=link.resyncs,

@@ -14,7 +14,7 @@ from random import Random
 
 from exaserve.domain.replica import ReplicaId
 from exaserve.domain.request import Outcome, RequestFacts, Usage
-from exaserve.gateway.peers.frames import (
+from exaserve.gateway.peers.events import (
     AGE_MAX_S,
     DECODING,
     STREAM,

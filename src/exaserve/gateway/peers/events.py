@@ -1,12 +1,11 @@
-"""The language of gateways among themselves: compact binary frames, in bytes out and events in. No I/O.
+"""What gateways tell each other, in compact binary: in bytes out and events in. No I/O.
 
-Each frame is one type byte and a body, little-endian, over TCP:
+Each event is one type byte and a body, little-endian; they travel one after the other in events of
+:mod:`exaserve.wire.link`, which proves and authenticates both sides:
 
 ======  =======  ==========================================================================================
 type    name     body
 ======  =======  ==========================================================================================
-1       HELLO    magic, version, instance (8 bytes, new at each start), nonce (16), name (length byte, UTF-8)
-2       AUTH     HMAC-SHA256 over both sides' hellos, keyed by the shared token
 3       TIME     sender's monotonic clock, seconds (f64): begins each write, and alone is the heartbeat
 4       RESET    forget all I told: the whole picture follows
 5       DEFINE   number (u32) that stands for a replica id (length u16, UTF-8) from now on
@@ -17,48 +16,41 @@ type    name     body
 10      WANT     send me your whole picture
 ======  =======  ==========================================================================================
 
-A reader takes bytes cut anywhere. Whatever is not this language raises :class:`FrameError`, and the connection ends.
+A reader takes bytes cut anywhere. Whatever is not this language raises :class:`WireError`, and the connection ends.
 """
 
 from __future__ import annotations
 
-import hmac
 import math
 import struct
-from typing import Literal, NamedTuple
+from typing import NamedTuple
+
+from exaserve.wire.link import WireError
 
 __all__ = [
     "AGE_MAX_S",
     "DECODING",
     "STREAM",
-    "Auth",
     "Define",
     "Done",
     "Echo",
     "First",
-    "Frame",
-    "FrameError",
-    "FrameReader",
-    "Hello",
+    "PeerEvent",
+    "PeerEventReader",
     "Placed",
     "Reset",
     "Time",
     "Want",
-    "proof",
-    "write_auth",
     "write_define",
     "write_done",
     "write_echo",
     "write_first",
-    "write_hello",
     "write_placed",
     "write_reset",
     "write_time",
     "write_want",
 ]
 
-MAGIC = b"EXSP"
-VERSION = 2
 STREAM = 1
 """Flag of PLACED: the answer is streamed, so a first token will be told."""
 DECODING = 2
@@ -68,28 +60,12 @@ DEFINED_MAX = 131_072
 """Replica numbers that one sender may use; senders start again well below."""
 U32_MAX = 0xFFFF_FFFF
 
-_HELLO = struct.Struct("<B4sB8s16sB")
-_AUTH = struct.Struct("<B32s")
 _TIME = struct.Struct("<Bd")
 _DEFINE = struct.Struct("<BIH")
 _PLACED = struct.Struct("<BIIIIBf")
 _REF = struct.Struct("<BI")
 _ECHO = struct.Struct("<Bdf")
 AGE_MAX_S = 86_400.0
-
-
-class FrameError(Exception):
-    """The bytes are not a peer's."""
-
-
-class Hello(NamedTuple):
-    instance: bytes
-    nonce: bytes
-    name: str
-
-
-class Auth(NamedTuple):
-    proof: bytes
 
 
 class Time(NamedTuple):
@@ -131,16 +107,7 @@ class Want(NamedTuple):
     pass
 
 
-Frame = Hello | Auth | Time | Reset | Define | Placed | First | Done | Echo | Want
-
-
-def write_hello(hello: Hello) -> bytes:
-    name = hello.name.encode()
-    return _HELLO.pack(1, MAGIC, VERSION, hello.instance, hello.nonce, len(name)) + name
-
-
-def write_auth(digest: bytes) -> bytes:
-    return _AUTH.pack(2, digest)
+PeerEvent = Time | Reset | Define | Placed | First | Done | Echo | Want
 
 
 def write_time(sent_at: float) -> bytes:
@@ -180,62 +147,41 @@ def write_want() -> bytes:
     return b"\x0a"
 
 
-def proof(token: bytes, role: Literal["dialed", "accepted"], own: Hello, other: Hello) -> bytes:
-    """What only a holder of ``token`` can say on this connection; ``role`` is the prover's, so that an echo is none."""
-    text = b"\0".join((MAGIC, role.encode(), write_hello(own), write_hello(other)))
-    return hmac.digest(token, text, "sha256")
-
-
-class FrameReader:
-    """Bytes into frames. What is held back of an unfinished frame is at most about a kilobyte."""
+class PeerEventReader:
+    """Bytes into events. What is held back of an unfinished one is at most about a kilobyte."""
 
     def __init__(self) -> None:
         self._rest = b""
 
-    def feed(self, data: bytes) -> list[Frame]:
-        """The frames that ``data`` completes. FrameError for anything else; the reader is then of no further use."""
+    def feed(self, data: bytes) -> list[PeerEvent]:
+        """The events that ``data`` completes. WireError for anything else; the reader is then of no further use."""
         if self._rest:
             data = self._rest + data
-        frames: list[Frame] = []
+        events: list[PeerEvent] = []
         at, end = 0, len(data)
         while at < end:
             read = _READ.get(data[at])
             if read is None:
-                raise FrameError(f"frame type {data[at]} is not known")
+                raise WireError(f"event type {data[at]} is not known")
             least, take = read
             if end - at < least:
                 break
-            frame, size = take(data, at)
-            if frame is None:
+            event, size = take(data, at)
+            if event is None:
                 break
-            frames.append(frame)
+            events.append(event)
             at += size
         self._rest = data[at:]
-        return frames
+        return events
 
 
-_Taken = tuple[Frame | None, int]
-
-
-def _hello(data: bytes, at: int) -> _Taken:
-    _, magic, version, instance, nonce, length = _HELLO.unpack_from(data, at)
-    if magic != MAGIC:
-        raise FrameError("this is not a gateway's peer port")
-    if version != VERSION:
-        raise FrameError(f"the peer speaks version {version}, this gateway {VERSION}")
-    size = _HELLO.size + length
-    if len(data) - at < size:
-        return None, 0
-    name = _text(data[at + _HELLO.size : at + size])
-    if not name:
-        raise FrameError("the peer has no name")
-    return Hello(instance, nonce, name), size
+_Taken = tuple[PeerEvent | None, int]
 
 
 def _define(data: bytes, at: int) -> _Taken:
     _, number, length = _DEFINE.unpack_from(data, at)
     if length > ID_BYTES_MAX or number >= DEFINED_MAX:
-        raise FrameError("a replica's number or name is out of range")
+        raise WireError("a replica's number or name is out of range")
     size = _DEFINE.size + length
     if len(data) - at < size:
         return None, 0
@@ -245,21 +191,21 @@ def _define(data: bytes, at: int) -> _Taken:
 def _placed(data: bytes, at: int) -> _Taken:
     _, ref, number, tokens, kv_tokens, flags, age_s = _PLACED.unpack_from(data, at)
     if flags > STREAM | DECODING or not 0.0 <= age_s <= AGE_MAX_S:
-        raise FrameError("a placement is out of range")
+        raise WireError("a placement is out of range")
     return Placed(ref, number, tokens, kv_tokens, flags, age_s), _PLACED.size
 
 
 def _time(data: bytes, at: int) -> _Taken:
     sent_at = _TIME.unpack_from(data, at)[1]
     if not math.isfinite(sent_at):
-        raise FrameError("the peer's clock is no number")
+        raise WireError("the peer's clock is no number")
     return Time(sent_at), _TIME.size
 
 
 def _echo(data: bytes, at: int) -> _Taken:
     _, sent_at, held_s = _ECHO.unpack_from(data, at)
     if not math.isfinite(sent_at) or not 0.0 <= held_s <= AGE_MAX_S:
-        raise FrameError("an echo is out of range")
+        raise WireError("an echo is out of range")
     return Echo(sent_at, held_s), _ECHO.size
 
 
@@ -267,15 +213,13 @@ def _text(raw: bytes) -> str:
     try:
         text = raw.decode()
     except UnicodeDecodeError:
-        raise FrameError("a name is not UTF-8") from None
+        raise WireError("a name is not UTF-8") from None
     if not text.isprintable():
-        raise FrameError("a name holds control characters")
+        raise WireError("a name holds control characters")
     return text
 
 
 _READ = {
-    1: (_HELLO.size, _hello),
-    2: (_AUTH.size, lambda data, at: (Auth(_AUTH.unpack_from(data, at)[1]), _AUTH.size)),
     3: (_TIME.size, _time),
     4: (1, lambda _data, _at: (Reset(), 1)),
     5: (_DEFINE.size, _define),

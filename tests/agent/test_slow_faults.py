@@ -7,7 +7,7 @@ from random import Random
 
 import pytest
 
-from exaserve.agent.watches import Creep, IdleKv, KvAge, LogGrowth
+from exaserve.agent.slow_faults import Creep, IdleKv, KvAge, LogGrowth
 
 MINUTE = 60.0
 

@@ -1,12 +1,12 @@
-"""Runs the watches of :mod:`exaserve.agent.watches` over a node's units and tells what they find."""
+"""Runs the watches of :mod:`exaserve.agent.slow_faults` over a node's units and tells what they find."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
 from exaserve.agent.meters import Meters
-from exaserve.agent.unit import Unit
-from exaserve.agent.watches import Creep, Finding, IdleKv, LogGrowth, LogWrites
+from exaserve.agent.slow_faults import Creep, IdleKv, LogGrowth, LogWrites, WatchFinding
+from exaserve.agent.unit import ReplicaUnit
 from exaserve.domain.replica import ReplicaId
 from exaserve.observe import EventLog
 from exaserve.wire import Watch
@@ -38,7 +38,7 @@ class Watching:
         self._next = 0.0
         self.findings: dict[ReplicaId, dict[str, str]] = {}
 
-    def look(self, units: Iterable[Unit], meters: Meters, now: float) -> None:
+    def look(self, units: Iterable[ReplicaUnit], meters: Meters, now: float) -> None:
         if now < self._next:
             return
         self._next = now + _LOOK_S
@@ -67,7 +67,7 @@ class Watching:
         self._watched.pop(replica, None)
         self.findings.pop(replica, None)
 
-    def _tell(self, replica: ReplicaId, finding: Finding | None) -> None:
+    def _tell(self, replica: ReplicaId, finding: WatchFinding | None) -> None:
         if finding is None:
             return
         level = "warning" if finding.bad else "info"

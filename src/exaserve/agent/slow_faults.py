@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass
 
-__all__ = ["Creep", "Finding", "IdleKv", "KvAge", "LogGrowth", "LogWrites"]
+__all__ = ["Creep", "IdleKv", "KvAge", "LogGrowth", "LogWrites", "WatchFinding"]
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class WatchFinding:
     """Something begins (``bad``) or has ended; ``detail`` has the figures."""
 
     what: str
@@ -28,11 +28,11 @@ class _Watch:
     def __init__(self) -> None:
         self.bad = False
 
-    def _edge(self, detail: str, *, bad: bool) -> Finding | None:
+    def _edge(self, detail: str, *, bad: bool) -> WatchFinding | None:
         if bad == self.bad:
             return None
         self.bad = bad
-        return Finding(self.what, bad, detail)
+        return WatchFinding(self.what, bad, detail)
 
 
 class Creep(_Watch):
@@ -61,7 +61,7 @@ class Creep(_Watch):
         self._samples.clear()
         self.slope_mb_per_h = 0.0
 
-    def sampled(self, memory_mb: float, now: float) -> Finding | None:
+    def sampled(self, memory_mb: float, now: float) -> WatchFinding | None:
         samples = self._samples
         if samples and now - samples[-1][0] < self._every_s:
             return None
@@ -104,7 +104,9 @@ class IdleKv(_Watch):
         self._use_max = use_max
         self._idle_since: float | None = None
 
-    def sampled(self, running: int | None, waiting: int | None, kv_use: float | None, now: float) -> Finding | None:
+    def sampled(
+        self, running: int | None, waiting: int | None, kv_use: float | None, now: float
+    ) -> WatchFinding | None:
         if kv_use is None or running is None or running or waiting:
             self._idle_since = None
             return self._edge("requests run", bad=False) if self.bad and running else None
@@ -125,7 +127,7 @@ class LogGrowth(_Watch):
         self._limit = bytes_per_s_max
         self._at: tuple[float, int] | None = None
 
-    def sampled(self, bytes_total: int, now: float) -> Finding | None:
+    def sampled(self, bytes_total: int, now: float) -> WatchFinding | None:
         if self._at is None:
             self._at = (now, bytes_total)
             return None
@@ -142,7 +144,7 @@ class LogWrites(_Watch):
 
     what = "log_not_written"
 
-    def sampled(self, problem: str) -> Finding | None:
+    def sampled(self, problem: str) -> WatchFinding | None:
         return self._edge(problem or "written again", bad=bool(problem))
 
 
