@@ -129,11 +129,11 @@ async def test_replicas_serve_as_soon_as_their_agents_say_so(in_file) -> None:
         assert answer.status_code == 200 and answer.headers["x-exaserve-replica"].startswith("node")
         await until(lambda: w.eligible() == {"node1/r0", "node1/r1", "node2/r0", "node2/r1"})
         assert (await ask(w.gateway, stream=True)).text.endswith("data: [DONE]\n\n")
-        await until(lambda: all(w.state(each).report_fresh for each in w.eligible()))
-        report = w.state("node1/r0").last_report
+        await until(lambda: all(w.state(each).seen.fresh for each in w.eligible()))
+        report = w.state("node1/r0").seen.report
         assert report is not None and (report.running, report.kv_tokens_max) == (0, 400_000)
-        first = w.state("node1/r0").reported_at
-        await until(lambda: w.state("node1/r0").reported_at > first)
+        first = w.state("node1/r0").seen.at
+        await until(lambda: w.state("node1/r0").seen.at > first)
         assert w.state("node1/r0").report_age(time.monotonic()) < 5.0
         assert w.gateway.telemetry.view(ReplicaId("node1/r0")).polls == 0, "what an agent watches is not polled"
 
@@ -197,7 +197,7 @@ async def test_a_gateway_that_restarts_has_the_whole_picture_at_once() -> None:
         w.gateway = Gateway(cluster, log=null_log(), rng=Random(0), agent_token=TOKEN)
         await w.gateway.start()
         await until(lambda: len(w.eligible()) == 2)
-        await until(lambda: w.state("node1/r1").report_fresh)
+        await until(lambda: w.state("node1/r1").seen.fresh)
 
 
 def test_an_agent_that_can_reach_its_gateway_again_does_so_within_two_seconds() -> None:

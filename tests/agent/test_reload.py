@@ -163,12 +163,12 @@ async def test_gateway_and_agent_follow_the_same_file_in_any_order(first) -> Non
             await until(lambda: not agent.reloading)
 
         await both(4, lambda: w.eligible() == {f"node1/r{k}" for k in range(4)})
-        await until(lambda: all(w.state(each).report_fresh for each in w.eligible()))
+        await until(lambda: all(w.state(each).seen.fresh for each in w.eligible()))
         await both(1, lambda: w.eligible() == {"node1/r0"})
         if first != "agent alone":  # then the file still names the second
             await until(lambda: set(w.gateway.scheduler.states()) == {"node1/r0"})
         await both(3, lambda: w.eligible() == {f"node1/r{k}" for k in range(3)})
-        await until(lambda: all(w.state(each).report_fresh for each in w.eligible()))
+        await until(lambda: all(w.state(each).seen.fresh for each in w.eligible()))
         assert (await ask(w.gateway)).status_code == 200
 
 
