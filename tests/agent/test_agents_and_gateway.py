@@ -160,7 +160,7 @@ async def test_an_agent_that_is_killed_takes_its_replicas_out_and_brings_them_ba
         back = w.agent(0)
         await until(lambda: back.ready() == 2)
         await until(lambda: len(w.eligible()) == 4)
-        assert w.state("node1/r0").ramp < 0.5, "a slow start, not a flood"
+        assert w.state("node1/r0").standing.ramp < 0.5, "a slow start, not a flood"
         assert w.gateway.fleet.view(ReplicaId("node1/r0")).state == "ramping"
 
 
@@ -264,7 +264,7 @@ async def test_verbs_through_the_admin_api() -> None:
             done = await admin.post("/nodes/node1/drain", json={"replica": "r0"})
             assert (done.status_code, done.json()["lines"]) == (200, ["node1/r0: drain (was ready)"])
             await until(lambda: w.eligible() == {"node1/r1"})
-            assert w.state("node1/r0").available, "drained, not ejected: requests in flight go on"
+            assert w.state("node1/r0").standing.available, "drained, not ejected: requests in flight go on"
             await admin.post("/nodes/node1/resume", json={"replica": "r0"})
             await until(lambda: len(w.eligible()) == 2)
             await admin.post("/nodes/node1/stop")
