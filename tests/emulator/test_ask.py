@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from exaserve.emulator import ask, text
 
-LIMITS = ask.Limits(names=("tiny",), max_model_len=256, block_size=16, seed=0, output_tokens_mean=40.0)
+LIMITS = ask.ModelLimits(names=("tiny",), max_model_len=256, block_size=16, seed=0, output_tokens_mean=40.0)
 READERS = (ask.read_chat, ask.read_completion, ask.read_responses, ask.read_messages)
 KEYS = (
     "model", "messages", "prompt", "input", "system", "instructions", "max_tokens", "max_completion_tokens", "n",
@@ -45,7 +45,7 @@ def check(error: ask.BadRequest) -> None:
 
 @given(raw=st.dictionaries(st.sampled_from(KEYS), VALUES, max_size=10), which=st.sampled_from(READERS))
 def test_any_object_is_a_job_or_a_bad_request(
-    raw: dict[str, Any], which: Callable[[dict[str, Any], ask.Limits], ask.Job]
+    raw: dict[str, Any], which: Callable[[dict[str, Any], ask.ModelLimits], ask.GenerationJob]
 ) -> None:
     raw.setdefault("messages", [{"role": "user", "content": "x"}])
     raw.setdefault("prompt", "x")
@@ -82,6 +82,6 @@ def test_deep_json_is_refused_not_fatal() -> None:
 
 @pytest.mark.parametrize("reason", ["a", "é", "日本"])
 def test_stop_strings_of_any_alphabet_are_searched(reason: str) -> None:
-    job = ask.Job("tiny", [], stop=[reason], ignore_eos=True, max_tokens=100)
+    job = ask.GenerationJob("tiny", [], stop=[reason], ignore_eos=True, max_tokens=100)
     piece = ask.plan(job, b"abcd", 0, LIMITS)
     assert (piece.stop == reason) == (reason == "a")

@@ -8,7 +8,7 @@ import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from exaserve.emulator.metrics import Histogram, Stats
+from exaserve.emulator.metrics import Stats, StatsHistogram
 from exaserve.emulator.server import Emulator
 
 Start = Callable[..., Awaitable[Emulator]]
@@ -60,7 +60,7 @@ async def test_names_types_and_numbers(start: Start, size: str) -> None:
 
 
 def test_histogram_buckets_are_upper_bounds_included() -> None:
-    histogram = Histogram((1.0, 2.0))
+    histogram = StatsHistogram((1.0, 2.0))
     for value in (0.5, 1.0, 1.5, 9.0):
         histogram.observe(value)
     assert (histogram.cumulative(), histogram.count, histogram.total) == ([2.0, 3.0, 4.0], 4, 12.0)

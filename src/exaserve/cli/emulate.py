@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 import uvloop
@@ -29,44 +29,53 @@ class MetricsChoice(StrEnum):
     REAL = "real"
 
 
+_VLLM_DTYPES = {"bfloat16": "bf16", "float16": "fp16", "half": "fp16", "fp8_e4m3": "fp8", "fp8_e5m2": "fp8"}
 _NETWORK, _ENGINE, _BEHAVIOUR = "Network", "Engine", "Behaviour"
 
 
-Model = Annotated[str, typer.Option(help="Model whose shape sets the speed.", rich_help_panel=_ENGINE)]
-Host = Annotated[str, typer.Option(help="Address to listen on.", rich_help_panel=_NETWORK)]
-Port = Annotated[int, typer.Option(help="First replica's port; 0 takes free ones.", rich_help_panel=_NETWORK)]
+def _option(panel: str, text: str, *names: str) -> Any:
+    """The second and later names are vLLM's own."""
+    return typer.Option(*names, help=text, rich_help_panel=panel)
+
+
+Model = Annotated[str, _option(_ENGINE, "Model whose shape sets the speed.")]
+Host = Annotated[str, _option(_NETWORK, "Address to listen on.")]
+Port = Annotated[int, _option(_NETWORK, "First replica's port; 0 takes free ones.")]
 Replicas = Annotated[int, typer.Option(help="Replicas in this process.")]
-Addressing = Annotated[
-    AddressingChoice, typer.Option(help="Count ports up, or the third number of 127.0.k.1.", rich_help_panel=_NETWORK)
-]
+Addressing = Annotated[AddressingChoice, _option(_NETWORK, "Count ports up, or the third number of 127.0.k.1.")]
 ControlPort = Annotated[
-    int | None,
-    typer.Option(help="Reaches all replicas' faults even while they refuse; 0: a free one.", rich_help_panel=_NETWORK),
+    int | None, _option(_NETWORK, "Reaches all replicas' faults even while they refuse; 0: a free one.")
 ]
-ServedModelName = Annotated[
-    list[str] | None, typer.Option(help="Name(s) that requests use, if not the model's.", rich_help_panel=_ENGINE)
+ServedModelName = Annotated[list[str] | None, _option(_ENGINE, "Name(s) that requests use, if not the model's.")]
+Hardware = Annotated[str, _option(_ENGINE, "Accelerator, such as H100 or null.")]
+ProfileFile = Annotated[str, _option(_ENGINE, "Measured profile of exaserve calibrate.")]
+Precision = Annotated[str, _option(_ENGINE, "Weights: auto, bf16, fp8, int4 …", "--precision", "--dtype")]
+KvPrecision = Annotated[str, _option(_ENGINE, "KV cache: auto, bf16, fp8.", "--kv-precision", "--kv-cache-dtype")]
+Tp = Annotated[int, _option(_ENGINE, "Tensor parallel size.", "--tp", "--tensor-parallel-size")]
+Pp = Annotated[int, _option(_ENGINE, "Pipeline parallel size.", "--pp", "--pipeline-parallel-size")]
+Utilization = Annotated[
+    float, _option(_ENGINE, "Share of device memory used.", "--utilization", "--gpu-memory-utilization")
 ]
-Hardware = Annotated[str, typer.Option(help="Accelerator, such as H100 or null.", rich_help_panel=_ENGINE)]
-ProfileFile = Annotated[str, typer.Option(help="Measured profile of exaserve calibrate.", rich_help_panel=_ENGINE)]
-Precision = Annotated[str, typer.Option(help="Weights: auto, bf16, fp8, int4 …", rich_help_panel=_ENGINE)]
-KvPrecision = Annotated[str, typer.Option(help="KV cache: auto, bf16, fp8.", rich_help_panel=_ENGINE)]
-Tp = Annotated[int, typer.Option(help="Tensor parallel size.", rich_help_panel=_ENGINE)]
-Pp = Annotated[int, typer.Option(help="Pipeline parallel size.", rich_help_panel=_ENGINE)]
-Utilization = Annotated[float, typer.Option(help="Share of device memory used.", rich_help_panel=_ENGINE)]
-MaxModelLen = Annotated[int | None, typer.Option(help="Prompt and output, tokens.", rich_help_panel=_ENGINE)]
-MaxNumSeqs = Annotated[int, typer.Option(help="Sequences in the batch.", rich_help_panel=_ENGINE)]
-TokenBudget = Annotated[int, typer.Option(help="Tokens per step.", rich_help_panel=_ENGINE)]
-BlockSize = Annotated[int, typer.Option(help="Tokens per KV block.", rich_help_panel=_ENGINE)]
-Watermark = Annotated[float, typer.Option(help="KV share kept free at admission.", rich_help_panel=_ENGINE)]
-PrefixCaching = Annotated[bool, typer.Option(help="Reuse equal prompt beginnings.", rich_help_panel=_ENGINE)]
-Seed = Annotated[int, typer.Option(help="Answers and faults repeat under it.", rich_help_panel=_BEHAVIOUR)]
-Speed = Annotated[float, typer.Option(help="Time runs this many times faster.", rich_help_panel=_BEHAVIOUR)]
-OutputTokensMean = Annotated[float, typer.Option(help="Mean natural length of an answer.", rich_help_panel=_BEHAVIOUR)]
-MetricsSize = Annotated[
-    MetricsChoice, typer.Option(help="Series on /metrics: those that matter, or all.", rich_help_panel=_BEHAVIOUR)
+MaxModelLen = Annotated[int | None, _option(_ENGINE, "Prompt and output, tokens.")]
+MaxNumSeqs = Annotated[int, _option(_ENGINE, "Sequences in the batch.")]
+TokenBudget = Annotated[int, _option(_ENGINE, "Tokens per step.", "--token-budget", "--max-num-batched-tokens")]
+BlockSize = Annotated[int, _option(_ENGINE, "Tokens per KV block.")]
+Watermark = Annotated[float, _option(_ENGINE, "KV share kept free at admission.")]
+PrefixCaching = Annotated[
+    bool,
+    _option(
+        _ENGINE,
+        "Reuse equal prompt beginnings.",
+        "--prefix-caching/--no-prefix-caching",
+        "--enable-prefix-caching/--no-enable-prefix-caching",
+    ),
 ]
-LoadS = Annotated[float | None, typer.Option(help="Seconds a restart takes.", rich_help_panel=_BEHAVIOUR)]
-BodyBytesMax = Annotated[int, typer.Option(help="Longest request body.", rich_help_panel=_NETWORK)]
+Seed = Annotated[int, _option(_BEHAVIOUR, "Answers and faults repeat under it.")]
+Speed = Annotated[float, _option(_BEHAVIOUR, "Time runs this many times faster.")]
+OutputTokensMean = Annotated[float, _option(_BEHAVIOUR, "Mean natural length of an answer.")]
+MetricsSize = Annotated[MetricsChoice, _option(_BEHAVIOUR, "Series on /metrics: those that matter, or all.")]
+LoadS = Annotated[float | None, _option(_BEHAVIOUR, "Seconds a restart takes.")]
+BodyBytesMax = Annotated[int, _option(_NETWORK, "Longest request body.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the addresses as one line of JSON.")]
 UntilStdinCloses = Annotated[bool, typer.Option(help="End when standard input does.", hidden=True)]
 
@@ -133,8 +142,8 @@ def emulate(
         control_port=control_port,
         hardware=hardware,
         profile_file=profile_file,
-        precision=precision,
-        kv_precision=kv_precision,
+        precision=_VLLM_DTYPES.get(precision, precision),
+        kv_precision=_VLLM_DTYPES.get(kv_precision, kv_precision),
         tp=tp,
         pp=pp,
         utilization=utilization,

@@ -17,10 +17,10 @@ from exaserve.emulator.text import TOKEN_BYTES
 from exaserve.perfmodel.engine import FinishReason, Request
 
 if TYPE_CHECKING:
-    from exaserve.emulator.ask import Job, Piece
+    from exaserve.emulator.ask import GenerationJob, Piece
     from exaserve.emulator.http import Connection
 
-__all__ = ["Answer", "ChatAnswer", "Choice", "CompletionAnswer", "Pieces", "quoted"]
+__all__ = ["AnswerChoice", "ChatAnswer", "CompletionAnswer", "EngineAnswer", "Pieces", "quoted"]
 
 Pieces = Sequence["tuple[int, Piece]"]
 """Prompt length in tokens and what is said, for each choice."""
@@ -39,12 +39,12 @@ def event(payload: bytes) -> bytes:
     return b"data: %b\n\n" % payload
 
 
-class Choice:
+class AnswerChoice:
     """One sequence of an answer: what is said, how far, and where it goes. It is the engine request's ``tag``."""
 
     __slots__ = ("answer", "ended", "head", "index", "piece", "position", "request", "tail", "text", "write")
 
-    def __init__(self, answer: Answer, index: int, piece: Piece, prompt_tokens: int) -> None:
+    def __init__(self, answer: EngineAnswer, index: int, piece: Piece, prompt_tokens: int) -> None:
         self.answer = answer
         self.index = index
         self.piece = piece
@@ -83,22 +83,22 @@ class Choice:
         return self.text[self.position :]
 
 
-class Answer:
+class EngineAnswer:
     """One HTTP request in progress, common to all APIs."""
 
     ID_PREFIX = "cmpl-"
     constant = True
     """Whether two pieces of four bytes give events of one size, so that head and tail can be made once."""
 
-    def __init__(self, connection: Connection, job: Job, pieces: Pieces, ident: str, created: int) -> None:
+    def __init__(self, connection: Connection, job: GenerationJob, pieces: Pieces, ident: str, created: int) -> None:
         self.connection = connection
         self.job = job
         self.id = self.ID_PREFIX + ident
         self.created = created
-        self.choices = [Choice(self, i, piece, prompt) for i, (prompt, piece) in enumerate(pieces)]
+        self.choices = [AnswerChoice(self, i, piece, prompt) for i, (prompt, piece) in enumerate(pieces)]
         self.streaming = False
         self.left = len(self.choices)
-        self.on_complete: Callable[[Answer], None] | None = None
+        self.on_complete: Callable[[EngineAnswer], None] | None = None
 
     # -- usage ------------------------------------------------------------------------------------------------------
 
@@ -141,14 +141,14 @@ class Answer:
                 head, tail = frame(self.piece(choice, _PROBE)).split(_PROBE)
                 choice.head, choice.tail, choice.write = head, tail, self.connection.write
 
-    def on_begin(self, choice: Choice) -> None:
+    def on_begin(self, choice: AnswerChoice) -> None:
         """Writes what precedes a choice's first token."""
 
-    def piece(self, choice: Choice, part: bytes) -> bytes:
+    def piece(self, choice: AnswerChoice, part: bytes) -> bytes:
         """The event of one token of a stream."""
         raise NotImplementedError
 
-    def last(self, choice: Choice) -> bytes:
+    def last(self, choice: AnswerChoice) -> bytes:
         """The event with a choice's last token and its finish reason."""
         raise NotImplementedError
 
@@ -160,7 +160,7 @@ class Answer:
         """The whole answer, not streamed."""
         raise NotImplementedError
 
-    def on_finish(self, choice: Choice) -> None:
+    def on_finish(self, choice: AnswerChoice) -> None:
         """One choice is complete; after the last one, so is the answer."""
         self.left -= 1
         if self.streaming:
@@ -175,26 +175,26 @@ class Answer:
             self.on_complete(self)
 
 
-def _reason(choice: Choice) -> str:
+def _reason(choice: AnswerChoice) -> str:
     tool = choice.answer.job.tool
     if tool is not None and tool.required and choice.piece.reason is FinishReason.STOP:
         return "tool_calls"
     return choice.piece.reason.value
 
 
-class ChatAnswer(Answer):
+class ChatAnswer(EngineAnswer):
     """``/v1/chat/completions``."""
 
     ID_PREFIX = "chatcmpl-"
 
-    def __init__(self, connection: Connection, job: Job, pieces: Pieces, ident: str, created: int) -> None:
+    def __init__(self, connection: Connection, job: GenerationJob, pieces: Pieces, ident: str, created: int) -> None:
         super().__init__(connection, job, pieces, ident, created)
         self.constant = not job.continuous_usage and job.tool is None
         self._open = b'{"id":%b,"object":"chat.completion.chunk","created":%d,"model":%b,"choices":[' % (
             quoted(self.id), created, quoted(job.model),
         )  # fmt: skip
 
-    def _chunk(self, choice: Choice, delta: bytes, rest: bytes) -> bytes:
+    def _chunk(self, choice: AnswerChoice, delta: bytes, rest: bytes) -> bytes:
         usage = b""
         if self.job.continuous_usage:
             done = min(choice.position // TOKEN_BYTES, choice.piece.tokens)
@@ -202,13 +202,13 @@ class ChatAnswer(Answer):
         values = (self._open, choice.index, delta, rest, usage)
         return event(b'%b{"index":%d,"delta":{%b},"logprobs":null,%b%b}' % values)
 
-    def on_begin(self, choice: Choice) -> None:
+    def on_begin(self, choice: AnswerChoice) -> None:
         role = self._chunk(
             choice, b'"role":"assistant","content":""', b'"finish_reason":null}],"prompt_token_ids":null'
         )
         self.connection.send(role)
 
-    def _delta(self, choice: Choice, part: bytes) -> bytes:
+    def _delta(self, choice: AnswerChoice, part: bytes) -> bytes:
         tool = self.job.tool
         if tool is None:
             return b'"content":"%b"' % part
@@ -219,10 +219,10 @@ class ChatAnswer(Answer):
             )  # fmt: skip
         return b'"tool_calls":[{"index":0,"function":{"arguments":%b}}]' % arguments
 
-    def piece(self, choice: Choice, part: bytes) -> bytes:
+    def piece(self, choice: AnswerChoice, part: bytes) -> bytes:
         return self._chunk(choice, self._delta(choice, part), b'"finish_reason":null,"token_ids":null}]')
 
-    def last(self, choice: Choice) -> bytes:
+    def last(self, choice: AnswerChoice) -> bytes:
         rest = choice.rest
         choice.position += TOKEN_BYTES
         stop = b"null" if choice.piece.stop is None else quoted(choice.piece.stop)
@@ -253,7 +253,7 @@ class ChatAnswer(Answer):
             separators=(",", ":"),
         ).encode()
 
-    def _whole(self, choice: Choice) -> dict[str, Any]:
+    def _whole(self, choice: AnswerChoice) -> dict[str, Any]:
         tool = self.job.tool
         calls = []
         if tool is not None:
@@ -279,17 +279,17 @@ class ChatAnswer(Answer):
         }
 
 
-class CompletionAnswer(Answer):
+class CompletionAnswer(EngineAnswer):
     """``/v1/completions``."""
 
-    def __init__(self, connection: Connection, job: Job, pieces: Pieces, ident: str, created: int) -> None:
+    def __init__(self, connection: Connection, job: GenerationJob, pieces: Pieces, ident: str, created: int) -> None:
         super().__init__(connection, job, pieces, ident, created)
         self.constant = not job.continuous_usage
         self._open = b'{"id":%b,"object":"text_completion","created":%d,"model":%b,"choices":[' % (
             quoted(self.id), created, quoted(job.model),
         )  # fmt: skip
 
-    def _chunk(self, choice: Choice, part: bytes, ending: bytes) -> bytes:
+    def _chunk(self, choice: AnswerChoice, part: bytes, ending: bytes) -> bytes:
         usage = b"null"
         if self.job.continuous_usage:
             done = min(choice.position // TOKEN_BYTES, choice.piece.tokens)
@@ -299,20 +299,20 @@ class CompletionAnswer(Answer):
             % (self._open, choice.index, part, ending, usage)
         )
 
-    def _echo(self, choice: Choice) -> str:
+    def _echo(self, choice: AnswerChoice) -> str:
         if not self.job.echo:
             return ""
         return self.job.prompts[choice.index // self.job.n].replace(b"\0", b"").decode("utf-8", "replace")
 
-    def on_begin(self, choice: Choice) -> None:
+    def on_begin(self, choice: AnswerChoice) -> None:
         echo = self._echo(choice)
         if echo:
             self.connection.send(self._chunk(choice, quoted(echo), b'"finish_reason":null,"stop_reason":null'))
 
-    def piece(self, choice: Choice, part: bytes) -> bytes:
+    def piece(self, choice: AnswerChoice, part: bytes) -> bytes:
         return self._chunk(choice, b'"%b"' % part, b'"finish_reason":null,"stop_reason":null')
 
-    def last(self, choice: Choice) -> bytes:
+    def last(self, choice: AnswerChoice) -> bytes:
         rest = choice.rest
         choice.position += TOKEN_BYTES
         stop = b"null" if choice.piece.stop is None else quoted(choice.piece.stop)

@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
-from exaserve.emulator.answers import Answer, Choice, Pieces, quoted
+from exaserve.emulator.answers import AnswerChoice, EngineAnswer, Pieces, quoted
 from exaserve.perfmodel.engine import FinishReason
 
 if TYPE_CHECKING:
-    from exaserve.emulator.ask import Job
+    from exaserve.emulator.ask import GenerationJob
     from exaserve.emulator.http import Connection
 
 __all__ = ["MessagesAnswer", "ResponsesAnswer"]
@@ -20,12 +20,12 @@ def named(name: str, payload: dict[str, Any]) -> bytes:
     return b"event: %b\ndata: %b\n\n" % (name.encode(), json.dumps(payload, separators=(",", ":")).encode())
 
 
-class MessagesAnswer(Answer):
+class MessagesAnswer(EngineAnswer):
     """``/v1/messages`` in Anthropic's form."""
 
     ID_PREFIX = "msg_"
 
-    def __init__(self, connection: Connection, job: Job, pieces: Pieces, ident: str, created: int) -> None:
+    def __init__(self, connection: Connection, job: GenerationJob, pieces: Pieces, ident: str, created: int) -> None:
         super().__init__(connection, job, pieces, ident, created)
         self.constant = job.tool is None
 
@@ -63,7 +63,7 @@ class MessagesAnswer(Answer):
         assert self.job.tool is not None
         return {"type": "tool_use", "id": f"toolu_{self.id[4:]}", "name": self.job.tool.name, "input": given}
 
-    def on_begin(self, choice: Choice) -> None:
+    def on_begin(self, choice: AnswerChoice) -> None:
         del choice
         block = {"type": "text", "text": ""} if self.job.tool is None else self._tool_use({})
         start = {"type": "message_start", "message": self._message([], 0, (None, None))}
@@ -72,7 +72,7 @@ class MessagesAnswer(Answer):
             + named("content_block_start", {"type": "content_block_start", "index": 0, "content_block": block})
         )
 
-    def piece(self, choice: Choice, part: bytes) -> bytes:
+    def piece(self, choice: AnswerChoice, part: bytes) -> bytes:
         del choice
         if self.job.tool is None:
             delta = b'"type":"text_delta","text":"%b"' % part
@@ -80,7 +80,7 @@ class MessagesAnswer(Answer):
             delta = b'"type":"input_json_delta","partial_json":%b' % quoted(part.decode())
         return b'event: content_block_delta\ndata: {"type":"content_block_delta","index":0,"delta":{%b}}\n\n' % delta
 
-    def last(self, choice: Choice) -> bytes:
+    def last(self, choice: AnswerChoice) -> bytes:
         rest = self.piece(choice, choice.rest) if choice.rest else b""
         reason, sequence = self._stop_reason()
         return (
@@ -112,13 +112,13 @@ class MessagesAnswer(Answer):
         return json.dumps(message, separators=(",", ":")).encode()
 
 
-class ResponsesAnswer(Answer):
+class ResponsesAnswer(EngineAnswer):
     """``/v1/responses``."""
 
     ID_PREFIX = "resp_"
     constant = False
 
-    def __init__(self, connection: Connection, job: Job, pieces: Pieces, ident: str, created: int) -> None:
+    def __init__(self, connection: Connection, job: GenerationJob, pieces: Pieces, ident: str, created: int) -> None:
         super().__init__(connection, job, pieces, ident, created)
         self._sequence = 0
         self._item_id = f"msg_{ident}" if job.tool is None else f"fc_{ident}"
@@ -183,7 +183,7 @@ class ResponsesAnswer(Answer):
                 + self._event("response.in_progress", response=response)
             )
 
-    def on_begin(self, choice: Choice) -> None:
+    def on_begin(self, choice: AnswerChoice) -> None:
         del choice
         added = self._event("response.output_item.added", output_index=0, item=self._item("", "in_progress"))
         if self.job.tool is None:
@@ -196,7 +196,7 @@ class ResponsesAnswer(Answer):
             )
         self.connection.send(added)
 
-    def piece(self, choice: Choice, part: bytes) -> bytes:
+    def piece(self, choice: AnswerChoice, part: bytes) -> bytes:
         del choice
         if self.job.tool is not None:
             return self._event(
@@ -207,7 +207,7 @@ class ResponsesAnswer(Answer):
             logprobs=[],
         )  # fmt: skip
 
-    def last(self, choice: Choice) -> bytes:
+    def last(self, choice: AnswerChoice) -> bytes:
         said = choice.text.decode()
         out = self.piece(choice, choice.rest) if choice.rest else b""
         where: dict[str, Any] = {"item_id": self._item_id, "output_index": 0}

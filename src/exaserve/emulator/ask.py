@@ -13,8 +13,20 @@ import msgspec
 from exaserve.emulator import text
 from exaserve.perfmodel.engine import FinishReason
 
-__all__ = ["BadRequest", "Fields", "Job", "Limits", "Piece", "ToolCall", "parse_object", "plan", "read_chat",
-           "read_completion", "read_messages", "read_responses"]  # fmt: skip
+__all__ = [
+    "BadRequest",
+    "Fields",
+    "GenerationJob",
+    "ModelLimits",
+    "Piece",
+    "ToolCall",
+    "parse_object",
+    "plan",
+    "read_chat",
+    "read_completion",
+    "read_messages",
+    "read_responses",
+]
 
 N_MAX = 128
 """Choices of one request."""
@@ -34,7 +46,7 @@ class BadRequest(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class ModelLimits:
     """What a replica can hold, and how it behaves. Lengths in tokens."""
 
     names: tuple[str, ...]
@@ -54,7 +66,7 @@ class ToolCall:
 
 
 @dataclass(slots=True)
-class Job:
+class GenerationJob:
     """One generation request, whatever API it came by.
 
     Attributes:
@@ -206,7 +218,7 @@ class Fields:
         return [s for s in values if s]
 
 
-def _model(fields: Fields, limits: Limits) -> str:
+def _model(fields: Fields, limits: ModelLimits) -> str:
     """The model asked for; an absent one stands for the served one, as vLLM's server takes it."""
     name = fields.string("model") or limits.names[0]
     if name not in limits.names:
@@ -214,7 +226,7 @@ def _model(fields: Fields, limits: Limits) -> str:
     return name
 
 
-def _common(fields: Fields, job: Job, max_names: tuple[str, ...]) -> Job:
+def _common(fields: Fields, job: GenerationJob, max_names: tuple[str, ...]) -> GenerationJob:
     job.raw = fields.raw
     job.n = fields.integer("n", 1) or 1
     if job.n > N_MAX:
@@ -334,10 +346,10 @@ def _forced(choice: Any, functions: list[dict[str, Any]]) -> ToolCall | None:
     return ToolCall(str(found[0].get("name")), json.dumps(_example(schema) or {}), required=name is None)
 
 
-def read_chat(raw: dict[str, Any], limits: Limits) -> Job:
+def read_chat(raw: dict[str, Any], limits: ModelLimits) -> GenerationJob:
     """``/v1/chat/completions``."""
     fields = Fields(raw)
-    job = Job(_model(fields, limits), [])
+    job = GenerationJob(_model(fields, limits), [])
     prompt = text.Prompt()
     functions = _tools(prompt, raw.get("tools"))
     _messages(prompt, fields.required("messages"), "messages")
@@ -351,10 +363,10 @@ def read_chat(raw: dict[str, Any], limits: Limits) -> Job:
     return job
 
 
-def read_completion(raw: dict[str, Any], limits: Limits) -> Job:
+def read_completion(raw: dict[str, Any], limits: ModelLimits) -> GenerationJob:
     """``/v1/completions``: a string, several, token ids, or several lists of them."""
     fields = Fields(raw)
-    job = Job(_model(fields, limits), [])
+    job = GenerationJob(_model(fields, limits), [])
     value = fields.required("prompt")
     several = value if isinstance(value, list) and value and not isinstance(value[0], int) else [value]
     for one in several:
@@ -376,10 +388,10 @@ def read_completion(raw: dict[str, Any], limits: Limits) -> Job:
     return job
 
 
-def read_responses(raw: dict[str, Any], limits: Limits) -> Job:
+def read_responses(raw: dict[str, Any], limits: ModelLimits) -> GenerationJob:
     """``/v1/responses``."""
     fields = Fields(raw)
-    job = Job(_model(fields, limits), [])
+    job = GenerationJob(_model(fields, limits), [])
     prompt = text.Prompt()
     functions = _tools(prompt, raw.get("tools"))
     instructions = fields.string("instructions")
@@ -399,10 +411,10 @@ def read_responses(raw: dict[str, Any], limits: Limits) -> Job:
     return job
 
 
-def read_messages(raw: dict[str, Any], limits: Limits) -> Job:
+def read_messages(raw: dict[str, Any], limits: ModelLimits) -> GenerationJob:
     """``/v1/messages`` in Anthropic's form."""
     fields = Fields(raw)
-    job = Job(_model(fields, limits), [])
+    job = GenerationJob(_model(fields, limits), [])
     prompt = text.Prompt()
     functions = _tools(prompt, raw.get("tools"))
     if raw.get("system"):
@@ -420,7 +432,7 @@ def read_messages(raw: dict[str, Any], limits: Limits) -> Job:
     return job
 
 
-def plan(job: Job, prompt: bytes, index: int, limits: Limits) -> Piece:
+def plan(job: GenerationJob, prompt: bytes, index: int, limits: ModelLimits) -> Piece:
     """What choice ``index`` of a prompt will say, and how long it is. BadRequest where it does not fit the context."""
     size = len(prompt) // text.TOKEN_BYTES
     most = limits.max_model_len - size

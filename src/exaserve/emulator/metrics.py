@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from exaserve.emulator.config import MetricsSize
     from exaserve.perfmodel.engine import EngineModel, Request, StepResult
 
-__all__ = ["Exposition", "Histogram", "Stats", "garble", "rename", "without"]
+__all__ = ["Exposition", "Stats", "StatsHistogram", "garble", "rename", "without"]
 
 _SECONDS = (0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0, 120.0, 240.0, 480.0,
             960.0, 1920.0, 7680.0)  # fmt: skip
@@ -36,7 +36,7 @@ def _tokens(longest: int) -> tuple[float, ...]:
         scale *= 10
 
 
-class Histogram:
+class StatsHistogram:
     """Counts per bucket, a sum and a count. ``bounds`` are upper bounds without +Inf."""
 
     __slots__ = ("bounds", "buckets", "count", "total")
@@ -66,21 +66,21 @@ class Stats:
 
     def __init__(self, max_model_len: int) -> None:
         tokens = _tokens(max_model_len)
-        self.prompt_tokens = Histogram(tokens)
-        self.generation_tokens = Histogram(tokens)
-        self.step_tokens = Histogram(_STEP_TOKENS)
-        self.params_n = Histogram((1.0, 2.0, 5.0, 10.0, 20.0))
-        self.params_max_tokens = Histogram(tokens)
-        self.first_token_s = Histogram(_FIRST)
-        self.between_s = Histogram(_BETWEEN)
-        self.per_token_s = Histogram(_BETWEEN)
-        self.total_s = Histogram(_SECONDS)
-        self.queue_s = Histogram(_SECONDS)
-        self.inference_s = Histogram(_SECONDS)
-        self.prefill_s = Histogram(_SECONDS)
-        self.decode_s = Histogram(_SECONDS)
-        self.preemptions = Histogram((1.0, 2.0, 3.0, 4.0, 5.0, 10.0, 20.0))
-        self.prefill_tokens = Histogram(tokens)
+        self.prompt_tokens = StatsHistogram(tokens)
+        self.generation_tokens = StatsHistogram(tokens)
+        self.step_tokens = StatsHistogram(_STEP_TOKENS)
+        self.params_n = StatsHistogram((1.0, 2.0, 5.0, 10.0, 20.0))
+        self.params_max_tokens = StatsHistogram(tokens)
+        self.first_token_s = StatsHistogram(_FIRST)
+        self.between_s = StatsHistogram(_BETWEEN)
+        self.per_token_s = StatsHistogram(_BETWEEN)
+        self.total_s = StatsHistogram(_SECONDS)
+        self.queue_s = StatsHistogram(_SECONDS)
+        self.inference_s = StatsHistogram(_SECONDS)
+        self.prefill_s = StatsHistogram(_SECONDS)
+        self.decode_s = StatsHistogram(_SECONDS)
+        self.preemptions = StatsHistogram((1.0, 2.0, 3.0, 4.0, 5.0, 10.0, 20.0))
+        self.prefill_tokens = StatsHistogram(tokens)
         self.cached_tokens_total = 0
         self.ended = {"stop": 0, "length": 0, "abort": 0, "error": 0, "repetition": 0}
         self._last_step = -1.0
@@ -308,7 +308,7 @@ class Exposition:
         self._real = size == "real"
         labels = 'engine="0",model_name="{}"'.format(model.replace("\\", "\\\\").replace('"', '\\"'))
         self._scalars: list[str] = []
-        self._histograms: list[Histogram] = []
+        self._histograms: list[StatsHistogram] = []
         text: list[str] = []
         for family in _SCALARS:
             if self._real or family.compact:
@@ -322,7 +322,7 @@ class Exposition:
                     text.append(_created(name.removesuffix("_total"), family.text, labels, extras, created))
         for short, words, attribute, compact in _HISTOGRAMS:
             if self._real or compact:
-                histogram: Histogram = getattr(stats, attribute)
+                histogram: StatsHistogram = getattr(stats, attribute)
                 text.append(_histogram(f"vllm:{short}", words, labels, histogram, self._real, created))
                 self._histograms.append(histogram)
         pool, profile = engine.pool, engine.profile
@@ -375,7 +375,7 @@ def _created(name: str, words: str, labels: str, extras: list[str], when: float)
     return "".join(lines)
 
 
-def _histogram(name: str, words: str, labels: str, histogram: Histogram, real: bool, when: float) -> str:
+def _histogram(name: str, words: str, labels: str, histogram: StatsHistogram, real: bool, when: float) -> str:
     lines = [f"# HELP {name} {words}\n# TYPE {name} histogram\n"]
     bounds = [repr(b) for b in histogram.bounds] if real else []
     for bound in [*bounds, "+Inf"]:

@@ -6,18 +6,18 @@ import asyncio
 import contextlib
 import random
 import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from exaserve.config import join_address
-from exaserve.emulator.ask import Limits
+from exaserve.emulator.ask import ModelLimits
 from exaserve.emulator.faults import Faults, merge
 from exaserve.emulator.http import Connection, HttpRequest
 from exaserve.emulator.metrics import Exposition, Stats
-from exaserve.emulator.routes import dispatch
 from exaserve.perfmodel.engine import EngineModel, FinishReason, Request
 
 if TYPE_CHECKING:
-    from exaserve.emulator.answers import Answer, Choice
+    from exaserve.emulator.answers import AnswerChoice, EngineAnswer
     from exaserve.emulator.config import EmulatorConfig
     from exaserve.perfmodel import EngineProfile
 
@@ -43,14 +43,24 @@ class Replica:
     Args:
         index: its number in the process.
         host / port: where it listens; port 0 takes a free one at the first :meth:`open` and keeps it.
+        dispatch: answers a request (:func:`exaserve.emulator.routes.dispatch`).
     """
 
-    def __init__(self, index: int, config: EmulatorConfig, profile: EngineProfile, host: str, port: int) -> None:
+    def __init__(
+        self,
+        index: int,
+        config: EmulatorConfig,
+        profile: EngineProfile,
+        host: str,
+        port: int,
+        dispatch: Callable[[Replica, Connection, HttpRequest], None],
+    ) -> None:
+        self._dispatch = dispatch
         self.index = index
         self.config = config
         self.host, self.port = host, port
         self.body_bytes_max = config.body_bytes_max
-        self.limits = Limits(
+        self.limits = ModelLimits(
             names=config.names,
             max_model_len=profile.max_model_len,
             block_size=profile.block_size,
@@ -84,7 +94,7 @@ class Replica:
         self.exposition = Exposition(
             self.engine, self.stats, config.names[0], config.metrics_size, self.created, config.utilization
         )
-        self.answers: set[Answer] = set()
+        self.answers: set[EngineAnswer] = set()
         self._step_end = 0.0
 
     @property
@@ -138,7 +148,7 @@ class Replica:
 
     # -- the engine on the clock ------------------------------------------------------------------------------------
 
-    def submit(self, answer: Answer) -> None:
+    def submit(self, answer: EngineAnswer) -> None:
         """Starts an answer whose request was read and found good."""
         now = time.monotonic()
         for choice in answer.choices:
@@ -152,14 +162,14 @@ class Replica:
             # In the loop's next turn, so that requests that arrive together share the first step.
             self._timer = self._loop.call_soon(self._kick)
 
-    def abort(self, answer: Answer) -> None:
+    def abort(self, answer: EngineAnswer) -> None:
         """The client is gone: the answer's blocks are free at once."""
         now = time.monotonic()
         self.answers.discard(answer)
         for choice in answer.choices:
             self._abort(choice, now)
 
-    def _abort(self, choice: Choice, now: float) -> None:
+    def _abort(self, choice: AnswerChoice, now: float) -> None:
         request = choice.request
         if self.engine.abort(request, now):
             request.reason = FinishReason.ABORT
@@ -234,7 +244,7 @@ class Replica:
         self.connections.discard(connection)
 
     def handle(self, connection: Connection, request: HttpRequest) -> None:
-        dispatch(self, connection, request)
+        self._dispatch(self, connection, request)
 
     # -- faults -----------------------------------------------------------------------------------------------------
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from exaserve.domain.errors import ConfigError
 from exaserve.emulator import ask, text
-from exaserve.emulator.answers import Answer, ChatAnswer, Choice, CompletionAnswer
+from exaserve.emulator.answers import AnswerChoice, ChatAnswer, CompletionAnswer, EngineAnswer
 from exaserve.emulator.answers_events import MessagesAnswer, ResponsesAnswer
 from exaserve.emulator.metrics import garble, rename, without
 from exaserve.perfmodel.engine import FinishReason
@@ -46,7 +46,7 @@ def _json(value: Any) -> bytes:
 
 
 def _generate(
-    read: Callable[[dict[str, Any], ask.Limits], ask.Job], kind: type[Answer]
+    read: Callable[[dict[str, Any], ask.ModelLimits], ask.GenerationJob], kind: type[EngineAnswer]
 ) -> Callable[[Replica, Connection, HttpRequest], None]:
     def handle(replica: Replica, connection: Connection, request: HttpRequest) -> None:
         limits = replica.limits
@@ -116,7 +116,7 @@ def _count_tokens(replica: Replica, connection: Connection, request: HttpRequest
     connection.respond(200, _json({"input_tokens": len(job.prompts[0]) // text.TOKEN_BYTES}))
 
 
-class _EmbeddingAnswer(Answer):
+class _EmbeddingAnswer(EngineAnswer):
     """``/v1/embeddings``: prompts are prefilled, and a vector is drawn for each."""
 
     ID_PREFIX = "embd-"
@@ -244,7 +244,7 @@ def _fails(replica: Replica, connection: Connection, path: str) -> bool:
     return False
 
 
-def _spoil(replica: Replica, answer: Answer) -> None:
+def _spoil(replica: Replica, answer: EngineAnswer) -> None:
     """Faults that hit an answer on its way."""
     faults, rng = replica.faults, replica.rng
     if faults.reset == "after" and rng.random() < faults.reset_rate:
@@ -258,9 +258,9 @@ class _Saboteur:
 
     __slots__ = ("answer", "choice", "left", "replica", "reset")
 
-    def __init__(self, replica: Replica, answer: Answer, tokens: int, *, reset: bool) -> None:
+    def __init__(self, replica: Replica, answer: EngineAnswer, tokens: int, *, reset: bool) -> None:
         self.replica, self.answer, self.left, self.reset = replica, answer, tokens, reset
-        self.choice: Choice = answer.choices[0]
+        self.choice: AnswerChoice = answer.choices[0]
         self.choice.request.tag = self
 
     def begin(self) -> None:

@@ -15,7 +15,7 @@ from exaserve.domain.errors import ConfigError
 from exaserve.emulator.config import EmulatorConfig
 from exaserve.emulator.http import Connection, HttpRequest
 from exaserve.emulator.replica import Replica
-from exaserve.emulator.routes import control
+from exaserve.emulator.routes import control, dispatch
 
 __all__ = ["Emulator", "serve"]
 
@@ -50,7 +50,9 @@ class Emulator:
         profile = config.engine_profile()
         self.config = config
         self.profile = profile
-        self.replicas = [Replica(i, config, profile, host, port) for i, (host, port) in enumerate(config.addresses())]
+        self.replicas = [
+            Replica(i, config, profile, host, port, dispatch) for i, (host, port) in enumerate(config.addresses())
+        ]
         self.control_connections: set[Connection] = set()
         self.control_url: str | None = None
         self._control: asyncio.Server | None = None

@@ -168,6 +168,10 @@ def _key(name: str) -> str:
     return "".join(c for c in name.lower() if c.isalnum())
 
 
+_LISTED_MAX = 16
+"""Names that a message may list; a catalogue would bury the error."""
+
+
 def _find(name: str, names: Iterable[str], what: str) -> str:
     by_key = {_key(n): n for n in names}
     found = by_key.get(_key(name))
@@ -175,7 +179,13 @@ def _find(name: str, names: Iterable[str], what: str) -> str:
         return found
     lower = {n.lower(): n for n in by_key.values()}
     near = [lower[each] for each in difflib.get_close_matches(name.lower(), lower, n=3, cutoff=0.6)]
-    hint = f"Did you mean {' or '.join(near)}?" if near else f"Known: {', '.join(sorted(by_key.values()))}."
+    if near:
+        hint = f"Did you mean {' or '.join(near)}?"
+    elif len(lower) <= _LISTED_MAX:
+        hint = f"Known: {', '.join(sorted(lower.values()))}."
+    else:
+        near = [lower[each] for each in difflib.get_close_matches(name.lower(), lower, n=3, cutoff=0.0)]
+        hint = f"It is like none of the {len(lower)} known; the nearest are {', '.join(near)}."
     raise ConfigError(f"Unknown {what} {name!r}. {hint}", param=what)
 
 
