@@ -88,13 +88,6 @@ def test_sweep_writes_a_page(run: Run, tmp_path: Path) -> None:
     assert {"hardware", "fmt", "tp", "works", "per_million_tokens"} <= set(rows[0])
 
 
-def test_a_png_without_the_extra_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(__import__("sys").modules, "matplotlib", None)
-    with pytest.raises(SystemExit) as caught:
-        main(["plan", "Llama-3.1-8B", "--sweep", "--png", str(tmp_path / "x.png")])
-    assert caught.value.code == 2
-
-
 def test_a_log_is_set_beside_the_prediction(run: Run, tmp_path: Path) -> None:
     path = tmp_path / "vllm.log"
     path.write_text(V1)
@@ -108,6 +101,84 @@ def test_a_log_is_set_beside_the_prediction(run: Run, tmp_path: Path) -> None:
     table = run("meta-llama/Llama-3.1-8B-Instruct", "--check", str(path), "--gpu", "RTX-3090")
     assert table.exit_code == 0, table.output
     assert "activation peak" in table.output
+
+
+PROFILE = """\
+kind: exaserve-profile
+version: 1
+model: meta-llama/Llama-3.1-8B-Instruct
+engine: vllm 0.26
+date: 2026-11-01
+limits: {kv_tokens_max: 400000}
+constants:
+  prefill_tokens_per_s: {value: 5000.0, error: 50.0, unit: tokens/s}
+  decode_fixed_s: {value: 0.03, error: 0.0001, unit: s per step}
+"""
+
+
+def test_a_profile_is_read_and_used(run: Run, tmp_path: Path) -> None:
+    path = tmp_path / "llama.yaml"
+    path.write_text(PROFILE)
+    args = ("Llama-3.1-8B", "--rps", "5", "--tp", "1", "--json")
+    estimated, measured = json.loads(run(*args).output), json.loads(run(*args, "--profile", str(path)).output)
+    assert measured["recommended"]["rate_max_s"] < estimated["recommended"]["rate_max_s"] / 2
+    assert {t["name"]: t["source"] for t in measured["terms"]}["decode, empty"] == "measured"
+    shown = run("Llama-3.1-8B", "--rps", "5", "--profile", str(path)).output
+    assert "measured step times" in shown
+
+
+def test_a_profile_of_another_model_or_a_broken_one_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "llama.yaml"
+    path.write_text(PROFILE)
+    for args in (("Llama-3.1-70B", "--profile", str(path)), ("Llama-3.1-8B", "--profile", str(tmp_path / "none.yaml")),
+                 ("Llama-3.1-8B", "--sweep", "--profile", str(path))):  # fmt: skip
+        with pytest.raises(SystemExit) as caught:
+            main(["plan", *args])
+        assert caught.value.code == 2
+        assert "profile" in capsys.readouterr().err.lower()
+
+
+@pytest.mark.parametrize("width", [60, 100, 120, 200])
+@pytest.mark.parametrize(
+    "args",
+    [
+        ("deepseek-ai/DeepSeek-R1", "--scenarios", "--rps", "50"),
+        ("Llama-3.1-8B", "--rps", "30", "--sweep"),
+        ("Llama-3.1-8B", "--rps", "30", "--explain"),
+    ],
+)
+def test_no_figure_is_cut_at_any_width(
+    run: Run, monkeypatch: pytest.MonkeyPatch, width: int, args: tuple[str, ...]
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(width))
+    lines = run(*args).output.splitlines()
+    assert max(map(len, lines)) <= width
+    assert not any("…" in line for line in lines)
+
+
+def test_without_a_demand_nothing_is_said_of_holding_it(run: Run) -> None:
+    slow = run(
+        "Llama-3.1-405B", "--gpu", "A100-80", "--format", "fp8", "--tp", "8", "--pp", "1", "--max-model-len", "8192"
+    )
+    assert "does not hold the demand" not in slow.output
+    assert slow.exit_code == 0, slow.output
+    network = run("deepseek-ai/DeepSeek-R1", "--nodes", "2", "--tp", "16", "--network", "ethernet-1")
+    assert network.exit_code == 1
+    assert "network is too slow" in network.output
+
+
+def test_what_is_written_is_checked_first(run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "cluster.yaml"
+    big = ("Llama-3.1-405B", "--format", "bf16", "--rps", "2", "--tp", "8", "--write", str(path))
+    assert run(*big).exit_code == 2
+    assert not path.exists()
+    two = run("Llama-3.1-8B", "--rps", "5", "--write", str(path), "--write-engine", "emulator")
+    assert two.exit_code == 0, two.output
+    replicas = len(load_cluster(path).replicas())
+    assert f"starts {replicas} replicas" in path.read_text()
+    assert replicas < 8
 
 
 def test_users_make_a_rate(run: Run) -> None:
@@ -138,6 +209,9 @@ def test_prices_of_a_file(run: Run, tmp_path: Path) -> None:
         (("Llama-3.1-8B", "--utilization", "1.5"), "(0, 1]"),
         (("Llama-3.1-8B", "--prices", "/no/such/file"), "cannot be read"),
         (("Llama-3.1-8B", "--check", "/no/such/file"), "cannot be read"),
+        (("Llama-3.1-8B", "--engine", "llama.cpp"), "llama-server"),
+        (("bartowski/Llama-3.1-8B-GGUF",), "GGUF"),
+        (("Llama-3.1-8B", "--gpu", "H100-9g.10gb"), "MIG slice"),
     ],
 )
 def test_mistakes_are_named(args: tuple[str, ...], says: str, capsys: pytest.CaptureFixture[str]) -> None:

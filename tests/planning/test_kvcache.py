@@ -108,7 +108,7 @@ def test_unequal_pages_get_unequal_blocks() -> None:
 
 def test_the_fullest_stage_decides() -> None:
     arch = model_from_name("Qwen/Qwen3-Coder-30B-A3B-Instruct-FP8")
-    base = MemoryRequest(arch, HARDWARE["RTX-4080"], Parallelism(1, 2), OLD, (23.6, 47.5), max_model_len=8192)
+    base = MemoryRequest(arch, HARDWARE["RTX-4080"], Parallelism(1, 2), (23.6, 47.5), version=OLD, max_model_len=8192)
     plan = plan_memory(base)
     alone = [s.kv / size for s, size in zip(plan.stages, plan.layout.stage_bytes, strict=True)]
     assert plan.result.blocks == int(min(alone))
@@ -116,7 +116,12 @@ def test_the_fullest_stage_decides() -> None:
     # A split in proportion to memory holds more.
     better = plan_memory(
         MemoryRequest(
-            arch, HARDWARE["RTX-4080"], Parallelism(1, 2, partition=(16, 32)), OLD, (23.6, 47.5), max_model_len=8192
+            arch,
+            HARDWARE["RTX-4080"],
+            Parallelism(1, 2, partition=(16, 32)),
+            (23.6, 47.5),
+            version=OLD,
+            max_model_len=8192,
         )
     )
     assert better.tokens > plan.tokens
@@ -134,12 +139,12 @@ def test_what_the_engine_says_when_a_request_does_not_fit() -> None:
 def test_groups_and_splits_that_do_not_divide_are_refused() -> None:
     # Qwen2.5-VL-72B: 29,568 / 2 = 14,784 is no multiple of the group of 128.
     arch = model_from_name("Qwen/Qwen2.5-VL-72B-Instruct-AWQ")
-    plan = plan_memory(MemoryRequest(arch, HARDWARE["A100-80"], Parallelism(2), OLD, max_model_len=8192))
+    plan = plan_memory(MemoryRequest(arch, HARDWARE["A100-80"], Parallelism(2), version=OLD, max_model_len=8192))
     assert any("14784" in r and "128" in r for r in plan.refusals)
     # 1,536 / 8 = 192 is no multiple of the block of 128 either, unless experts stay whole.
     arch = model_from_name("Qwen/Qwen3-235B-A22B-FP8")
-    cut = plan_memory(MemoryRequest(arch, HARDWARE["L40S"], Parallelism(8), OLD, max_model_len=8192))
-    whole = plan_memory(MemoryRequest(arch, HARDWARE["L40S"], Parallelism(8, ep=True), OLD, max_model_len=8192))
+    cut = plan_memory(MemoryRequest(arch, HARDWARE["L40S"], Parallelism(8), version=OLD, max_model_len=8192))
+    whole = plan_memory(MemoryRequest(arch, HARDWARE["L40S"], Parallelism(8, ep=True), version=OLD, max_model_len=8192))
     assert any("expert parallelism" in r for r in cut.refusals)
     assert whole.fits
 
@@ -174,7 +179,7 @@ def test_before_latent_attention_was_known_its_heads_were_cached_whole() -> None
     # deepseek-ai/DeepSeek-V2#83: 13,360 tokens on eight 80 GB cards, where latents would give thirteen times as many.
     arch = model_from_name("deepseek-ai/DeepSeek-V2")
     plan = plan_memory(
-        MemoryRequest(arch, HARDWARE["A100-80"], Parallelism(8), parse_engine("V0"), max_model_len=163_840)
+        MemoryRequest(arch, HARDWARE["A100-80"], Parallelism(8), version=parse_engine("V0"), max_model_len=163_840)
     )
     assert plan.tokens == pytest.approx(13_360, rel=0.15)
     assert plan.layout.bytes_per_token() == 60 * 16 * 2 * 256 * 2

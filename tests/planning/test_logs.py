@@ -113,7 +113,7 @@ def test_a_log_beside_its_prediction() -> None:
         model_from_name(facts.model),
         HARDWARE["L40S"],
         Parallelism(8, 1, ep=True),
-        facts.version,
+        version=facts.version,
         max_model_len=facts.whole("length"),
     )
     known = MeasuredMemory(facts.get("weights_gib"), kv_gib=facts.get("kv_gib"))

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from exaserve.cli.plan_page import sweep_page
 from exaserve.config import parse_cluster
 from exaserve.domain.errors import ConfigError
 from exaserve.perfmodel import find_hardware
@@ -29,8 +30,6 @@ from exaserve.planning import (
     plan_dict,
     reference_demand,
     sweep,
-    sweep_html,
-    sweep_svg,
 )
 from exaserve.planning.demand import block_for_length
 from exaserve.planning.network import fabric
@@ -130,7 +129,7 @@ def test_what_does_not_fit_says_why() -> None:
     assert plan.best is not None
     assert "do not fit" in plan.best.reasons[0]
     assert plan.replicas == 0
-    with pytest.raises(ValueError, match="no layout"):
+    with pytest.raises(ConfigError, match="No layout"):
         cluster_file(plan)
 
 
@@ -210,15 +209,19 @@ def test_not_worth_it() -> None:
     assert busy.verdicts == ()
 
 
-def test_pcie_groups_are_told() -> None:
-    plan = make_plan(ask("Llama-3.1-70B", "L40S", fmt="fp8", tp=4))
+def test_a_group_smaller_than_the_cut_is_told_and_priced() -> None:
+    plan = make_plan(ask("Llama-3.1-70B", "H100", fmt="fp8", tp=8, link_group=4))
     assert any("leaves the group" in n for n in plan.notes)
+    whole = make_plan(ask("Llama-3.1-70B", "H100", fmt="fp8", tp=8))
+    assert plan.best and whole.best
+    assert plan.best.rate_max_s < 0.5 * whole.best.rate_max_s
 
 
 @pytest.mark.parametrize("engine", ["vllm", "sglang", "emulator"])
 @pytest.mark.parametrize("pools", [False, True])
 def test_the_cluster_file_is_accepted(engine: str, pools: bool) -> None:
-    plan = make_plan(ask(demand=reference_demand(300.0)))
+    version = parse_engine(engine if engine == "sglang" else "")
+    plan = make_plan(ask(demand=reference_demand(300.0), version=version))
     cluster = parse_cluster(cluster_file(plan, engine, pools))
     assert plan.best is not None
     assert len(cluster.pools) == (3 if pools else 1)
@@ -259,7 +262,7 @@ def test_the_terms_add_up() -> None:
     assert plan.best is not None
     stage = plan.best.memory.stages[0]
     assert sum(t.size_bytes for t in stage.weight_terms) == pytest.approx(stage.weights)
-    assert stage.usable - stage.weights - stage.non_torch - stage.activation == pytest.approx(stage.kv)
+    assert stage.usable - stage.taken == pytest.approx(stage.kv)
     names = [t.name for t in explain(plan)]
     assert "= for KV cache" in names
     assert "rule of thumb" in names
@@ -277,20 +280,29 @@ def test_a_plan_with_sweep_of_256_nodes_is_quick() -> None:
     costs = [row.per_million_tokens or 0.0 for row in working]
     assert costs == sorted(costs)
     assert all(row.why for row in rows if not row.works)
-    page = sweep_html(rows, "A <title> & more")
+    page = sweep_page(rows, "A <title> & more", "", "USD")
     assert "A &lt;title&gt; &amp; more" in page
-    assert page.count("<circle") > len(working)
+    assert page.count("<circle") == len(working)
 
 
 def test_a_sweep_in_which_nothing_works_still_draws() -> None:
-    assert "None fits" in sweep_svg([])
+    assert "None of them" in sweep_page([], "t", "", "USD")
 
 
-def test_a_sweep_s_picture_is_well_formed() -> None:
+def test_a_sweep_s_picture_is_well_formed_and_its_labels_do_not_cover_each_other() -> None:
+    import re
     import xml.etree.ElementTree as ET
 
     r = ask("Llama-3.1-8B")
-    ET.fromstring(sweep_svg(sweep(r, {"bf16": r.arch})))
+    page = sweep_page(sweep(r, {f: model_from_name("Llama-3.1-8B", f) for f in ("bf16", "fp8", "awq")}), "t", "", "USD")
+    svg = page[page.index("<svg") : page.index("</svg>") + 6]
+    ET.fromstring(svg)
+    names = [(float(x), float(y), t) for x, y, t in re.findall(r'<text x="([\d.]+)" y="([\d.]+)">([\w-]+)</text>', svg)]
+    assert len(names) >= 6
+    for i, (x, y, name) in enumerate(names):
+        for other_x, other_y, other in names[i + 1 :]:
+            apart = abs(y - other_y) >= 11.9 or x + 6.5 * len(name) <= other_x or other_x + 6.5 * len(other) <= x
+            assert apart, (name, other)
 
 
 def test_demands_that_make_no_sense_are_refused() -> None:

@@ -14,7 +14,8 @@ from exaserve.planning import MemoryRequest, Parallelism, model_from_name, parse
 from exaserve.planning.demand import RequestClass, TrafficDemand
 from exaserve.planning.engine import EngineVersion
 from exaserve.planning.layout import bubble, profile_of
-from exaserve.planning.memory import MeasuredMemory, uneven_partition
+from exaserve.planning.memory import uneven_partition
+from exaserve.planning.options import MeasuredMemory
 from exaserve.planning.queueing import erlang_c, saturation, steady, waiting
 from exaserve.planning.weights import stage_layers
 
@@ -25,7 +26,7 @@ CARDS = st.sampled_from(["H100", "L40S", "B200", "MI300X", "RTX-4090"])
 
 
 def request(name: str, fmt: str, version: str, card: str, tp: int = 1, pp: int = 1, **more: object) -> MemoryRequest:
-    base = MemoryRequest(model_from_name(name, fmt), HARDWARE[card], Parallelism(tp, pp), parse_engine(version))
+    base = MemoryRequest(model_from_name(name, fmt), HARDWARE[card], Parallelism(tp, pp), version=parse_engine(version))
     return replace(base, **more)  # type: ignore[arg-type]
 
 

@@ -8,8 +8,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from exaserve.cli.plan_flags import PlanFlags
+from exaserve.config import load_profile
 from exaserve.domain.errors import ConfigError
-from exaserve.perfmodel import find_hardware
+from exaserve.perfmodel import Calibration, find_hardware
 from exaserve.planning import (
     Architecture,
     LogFacts,
@@ -21,14 +23,17 @@ from exaserve.planning import (
     Targets,
     TrafficDemand,
     find_link,
+    find_shape,
+    make_plan,
     model_from_config,
     model_from_name,
     parse_engine,
     reference_demand,
 )
 from exaserve.planning.queueing import saturation
+from exaserve.planning.supported import check_name
 
-__all__ = ["ASSUMED", "model_of", "parse_partition", "read_prices", "request_of", "users_rate"]
+__all__ = ["ASSUMED", "model_of", "parse_partition", "read_prices", "request_of", "users_rate", "with_profile"]
 
 ASSUMED = RequestClass("assumed", 1000, 200, 1.0)
 """What is planned with where no demand is given, so that every figure exists; the output says so."""
@@ -50,7 +55,11 @@ def _read(path: Path, what: str) -> str:
 def model_of(model: str, fmt: str = "auto") -> Architecture:
     """The model that a name, a ``config.json`` or a folder with one stands for."""
     path = Path(model)
+    if path.suffix.lower() == ".gguf":
+        check_name(model)
     if path.is_dir():
+        if not (path / "config.json").is_file() and any(path.glob("*.gguf")):
+            check_name(str(next(path.glob("*.gguf"))))
         path = path / "config.json"
         if not path.is_file():
             raise ConfigError(f"{model} is a folder without config.json.", param="model")
@@ -120,22 +129,20 @@ def _memory(text: str) -> tuple[float, ...]:
     return values
 
 
-def _demand(o: Mapping[str, Any]) -> tuple[TrafficDemand, bool]:
-    if o["scenarios"]:
-        return reference_demand(o["rps"]), True
-    prompt, output = o["prompt_tokens"] or 1000, o["output_tokens"] or 200
-    if o["rps"] is not None:
-        return TrafficDemand((RequestClass("requests", prompt, output, o["rps"]),)), True
-    if o["users"] is not None:
+def _demand(flags: PlanFlags) -> tuple[TrafficDemand, bool]:
+    if flags.scenarios:
+        return reference_demand(flags.rps), True
+    prompt, output = flags.prompt_tokens or 1000, flags.output_tokens or 200
+    if flags.rps is not None:
+        return TrafficDemand((RequestClass("requests", prompt, output, flags.rps),)), True
+    if flags.users is not None:
         # Replaced by the rate that so many users make, once the speed of a replica is known.
-        return TrafficDemand((RequestClass("users", prompt, output, max(1e-3, o["users"] / 60.0)),)), True
+        return TrafficDemand((RequestClass("users", prompt, output, max(1e-3, flags.users / 60.0)),)), True
     return TrafficDemand((replace(ASSUMED, prompt_tokens=prompt, output_tokens=output),)), False
 
 
 def users_rate(r: PlanRequest, users: int, think_s: float) -> PlanRequest:
     """The request with the rate that ``users`` make who wait for an answer, then think for ``think_s`` seconds."""
-    from exaserve.planning.planner import make_plan
-
     for _ in range(6):
         plan = make_plan(r)
         now = plan.now
@@ -152,59 +159,96 @@ def users_rate(r: PlanRequest, users: int, think_s: float) -> PlanRequest:
     return r
 
 
-def request_of(o: Mapping[str, Any], log: LogFacts | None = None) -> PlanRequest:
-    """The question of the flags ``o``; what they leave open is taken from a log, if there is one."""
+def request_of(flags: PlanFlags, log: LogFacts | None = None) -> PlanRequest:
+    """The question of the flags; what they leave open is taken from a log, if there is one."""
     log = log or LogFacts()
-    model = o["model"] or log.model
+    model = flags.model or log.model
     if not model:
         raise ConfigError("Name a model, a folder with config.json, or a log that says which.", param="model")
-    arch = model_of(model, o["format"])
-    hardware = find_hardware(o["gpu"])
+    arch = model_of(model, flags.format)
+    hardware = find_hardware(flags.gpu)
     total = log.get("total_gib")
-    memory = _memory(o["memory_gib"]) or ((total,) if total else ())
+    memory = _memory(flags.memory_gib) or ((total,) if total else ())
     fleet = Machines(
         hardware=hardware,
-        link=find_link(o["network"]),
-        cards_per_node=o["cards_per_node"],
-        link_group=o["link_group"],
-        nodes=o["nodes"],
-        nics=o["nics"],
-        nodes_per_rack=o["nodes_per_rack"],
+        link=find_link(flags.network),
+        cards_per_node=flags.cards_per_node,
+        link_group=flags.link_group,
+        nodes=flags.nodes,
+        nics=flags.nics,
+        nodes_per_rack=flags.nodes_per_rack,
         memory_gib=memory,
     )
-    version = parse_engine(o["engine_version"] if o["engine"] != "sglang" else "sglang")
-    if not o["engine_version"] and log.figures and o["engine"] != "sglang":
+    version = parse_engine(flags.engine_version if flags.engine != "sglang" else "sglang")
+    if not flags.engine_version and log.figures and flags.engine != "sglang":
         version = log.version
-    demand, given = _demand(o)
-    share = o["utilization"] or log.get("utilization") or (0.88 if version.name == "sglang" else 0.9)
+    demand, given = _demand(flags)
+    share = flags.utilization or log.get("utilization") or version.utilization_default
     if not 0 < share <= 1:
         raise ConfigError(f"--utilization {share:g} must be in (0, 1].", param="utilization")
-    fp8 = o["kv_cache_dtype"].startswith("fp8") or log.kv_fp8
+    fp8 = flags.kv_cache_dtype.startswith("fp8") or log.kv_fp8
     request = PlanRequest(
         arch=arch,
         fleet=fleet,
         demand=demand,
         demand_given=given,
-        targets=Targets(o["ttft_p99_ms"] / 1e3, o["tpot_ms"] / 1e3),
+        targets=Targets(flags.ttft_p99_ms / 1e3, flags.tpot_ms / 1e3),
         version=version,
         utilization=share,
-        max_model_len=o["max_model_len"] or log.whole("length"),
-        max_num_seqs=o["max_num_seqs"] or log.whole("seqs"),
-        max_num_batched_tokens=o["max_num_batched_tokens"] or log.whole("batched_tokens"),
+        max_model_len=flags.max_model_len or log.whole("length"),
+        max_num_seqs=flags.max_num_seqs or log.whole("seqs"),
+        max_num_batched_tokens=flags.max_num_batched_tokens or log.whole("batched_tokens"),
         kv_bytes=1.0 if fp8 else 2.0,
-        block=o["block_size"] or log.whole("block_size") or 16,
-        draft_layers=o["draft_layers"],
-        images=o["images"],
-        tp=o["tp"] or log.whole("tp"),
-        pp=o["pp"] or log.whole("pp"),
-        ep=True if o["ep"] or log.expert_parallel else None,
-        partition=parse_partition(o["partition"]),
-        replicas_per_node=o["replicas_per_node"],
-        prices=read_prices(o["prices"]),
-        measured=MeasuredMemory(o["weights_gib"], o["non_torch_gib"], o["activation_gib"], o["kv_gib"]),
-        offline=o["offline"],
-        operations=not o["no_operations"],
+        block=flags.block_size or log.whole("block_size") or 16,
+        draft_layers=flags.draft_layers,
+        images=flags.images,
+        eager=flags.eager,
+        graphs_counted=flags.count_graphs,
+        tp=flags.tp or log.whole("tp"),
+        pp=flags.pp or log.whole("pp"),
+        ep=True if flags.ep or log.expert_parallel else None,
+        partition=parse_partition(flags.partition),
+        replicas_per_node=flags.replicas_per_node,
+        prices=read_prices(flags.prices),
+        measured=MeasuredMemory(flags.weights_gib, flags.non_torch_gib, flags.activation_gib, flags.kv_gib),
+        offline=flags.offline,
+        operations=not flags.no_operations,
     )
-    if o["users"] is not None and o["rps"] is None and not o["scenarios"]:
-        request = users_rate(request, o["users"], o["think_s"])
+    if flags.profile is not None:
+        request = with_profile(request, load_profile(flags.profile))
+    if flags.users is not None and flags.rps is None and not flags.scenarios:
+        request = users_rate(request, flags.users, flags.think_s)
     return request
+
+
+def with_profile(r: PlanRequest, profile: Calibration) -> PlanRequest:
+    """The request for the layout that a profile was measured on.
+
+    A profile is of one replica on its cards. Where the flags do not say how that was cut, it is the layout whose cache
+    comes nearest to the profile's, or the one that would be planned without.
+
+    Raises:
+        ConfigError: the profile is another model's, or no layout fits.
+    """
+    measured = profile.model.rstrip("/").rsplit("/", 1)[-1].lower()
+    asked = r.arch.name.rstrip("/").rsplit("/", 1)[-1].lower()
+    if measured and measured != asked and not _same_shape(measured, asked):
+        raise ConfigError(
+            f"The profile was measured on {profile.model}, the plan is for {r.arch.name}; calibrate a replica of it.",
+            param="profile",
+        )
+    if not r.tp:
+        fitting = [o for o in make_plan(r).options if o.memory.fits]
+        if not fitting:
+            return replace(r, profile=profile)
+        tokens = profile.limits.get("kv_tokens_max", 0)
+        best = min(fitting, key=lambda o: abs(o.memory.tokens - tokens)) if tokens else fitting[0]
+        r = replace(r, tp=best.placement.tp, pp=best.placement.pp, ep=best.placement.ep)
+    return replace(r, pp=r.pp or 1, profile=profile)
+
+
+def _same_shape(one: str, other: str) -> bool:
+    try:
+        return find_shape(one) == find_shape(other)
+    except ConfigError:
+        return False

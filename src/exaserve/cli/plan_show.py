@@ -5,12 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.padding import Padding
-from rich.table import Table
 from rich.text import Text
 
+from exaserve.cli.tables import Cell, Column, print_table
 from exaserve.planning import ClusterPlan, Comparison, SweepRow, Term
 from exaserve.planning.layout import Option
 from exaserve.planning.memory import GIB
@@ -20,36 +19,6 @@ __all__ = ["show_comparison", "show_plan", "show_sweep", "show_terms"]
 OPTIONS_SHOWN_MAX = 8
 SWEEP_SHOWN_MAX = 20
 NOT_MUCH = 0.05
-GAP = 3
-
-Row = tuple[str, Sequence[str]]
-"""Style and cells."""
-
-
-def _print_table(
-    console: Console,
-    title: str,
-    columns: Sequence[str],
-    rows: Sequence[Row],
-    *,
-    left: Sequence[str] = (),
-    spare: Sequence[str] = (),
-) -> None:
-    """A table of short cells that never wrap; ``spare`` columns go first where the terminal is too narrow."""
-    kept = list(range(len(columns)))
-    widths = [max([len(c), *(len(cells[i]) for _, cells in rows)]) for i, c in enumerate(columns)]
-    for name in spare:
-        if sum(widths[i] + GAP for i in kept) <= console.width:
-            break
-        kept.remove(columns.index(name))
-    table = Table(title=title, title_justify="left", title_style="bold", box=SIMPLE_HEAD, pad_edge=False)
-    for i in kept:
-        is_left = i == kept[0] or columns[i] in left
-        table.add_column(columns[i], justify="left" if is_left else "right", no_wrap=not is_left, overflow="fold",
-                         min_width=min(widths[i], 12) if i == kept[0] else None)  # fmt: skip
-    for style, cells in rows:
-        table.add_row(*(cells[i] for i in kept), style=style)
-    console.print(table)
 
 
 def _bullets(console: Console, title: str, lines: Sequence[str], style: str = "") -> None:
@@ -106,8 +75,12 @@ def _show_answer(console: Console, plan: ClusterPlan, best: Option) -> None:
     )
     if not best.memory.fits:
         head, style = "Does not start", "bold red"
+    elif best.network:
+        head, style = "Starts, but the network is too slow for it", "bold red"
+    elif not r.demand_given:
+        head, style = "Fits", "bold green"
     elif plan.works:
-        head, style = ("Recommended" if r.demand_given else "Fits"), "bold green"
+        head, style = "Recommended", "bold green"
     else:
         head, style = "Starts, but does not hold the demand", "bold yellow"
     console.print(
@@ -115,22 +88,41 @@ def _show_answer(console: Console, plan: ClusterPlan, best: Option) -> None:
     )
     if plan.replicas and r.demand_given:
         counts = ((plan.replicas, "replica"), (plan.nodes, "node"), (plan.replicas * p.cards, "card"))
-        texts = [f"{n:,} {name}{'' if n == 1 else 's'}" for n, name in counts]
+        texts = [_count(n, name) for n, name in counts]
         _line(console, f"{texts[0]} on {texts[1]}, {texts[2]}")
     if best.memory.fits:
         _line(console, f"why not more a node: {best.count.why_not_more}", "dim")
     for reason in best.reasons:
-        _line(console, reason, "red")
+        if r.demand_given or not best.memory.fits or best.network:
+            _line(console, reason, "red")
+        else:
+            _line(console, f"for the targets that hold unless others are given: {reason}", "yellow")
     console.print()
 
 
+def _count(number: int, noun: str) -> str:
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def _styled(cells: Sequence[str], style: str) -> list[Cell]:
+    return [Text(cell, style=style) for cell in cells] if style else list(cells)
+
+
 def _show_memory(console: Console, best: Option) -> None:
-    columns = ("stage", "layers", "usable", "weights", "outside", "peak", "KV cache", "graphs")
-    rows: list[Row] = []
+    columns = (
+        Column("stage"), Column("layers", 3), Column("usable"), Column("weights"), Column("outside", 2),
+        Column("peak", 2), Column("graphs", 2), Column("KV cache"),
+    )  # fmt: skip
+    rows: list[list[Cell]] = []
     for s in best.memory.stages:
-        figures = (s.usable, s.weights, s.non_torch, s.activation, s.kv, s.graphs)
-        rows.append(("", [str(s.stage), str(s.layers), *(f"{v / GIB:.2f}" for v in figures)]))
-    _print_table(console, "Memory of a rank, GiB", columns, rows)
+        figures = (s.usable, s.weights, s.non_torch, s.activation)
+        graphs = f"{s.graphs / GIB:.2f}" + ("" if s.graphs_inside else "*")
+        cells = [str(s.stage), str(s.layers), *(f"{v / GIB:.2f}" for v in figures), graphs, f"{s.kv / GIB:.2f}"]
+        rows.append(list(cells))
+    print_table(console, "Memory of a rank, GiB", columns, rows)
+    if best.memory.stages and not best.memory.stages[0].graphs_inside and best.memory.stages[0].graphs:
+        _line(console, "* beside what is usable: captured once the cache is there", "dim")
+    console.print()
     rule = f"(rule of thumb for the whole replica: {best.memory.rule_gb:.0f} GB with its 30 % margin)"
     _bullets(console, f"{best.memory.request.version.label} would print", [*best.memory.says, rule])
 
@@ -138,8 +130,11 @@ def _show_memory(console: Console, best: Option) -> None:
 def _show_options(console: Console, plan: ClusterPlan) -> None:
     if len(plan.options) < 2:
         return
-    columns = ("TP x PP", "GiB a rank", "KV tokens", "one carries", "full first", "replicas", "cards", "cost/h")
-    rows: list[Row] = []
+    columns = (
+        Column("TP x PP"), Column("GiB a rank", 4), Column("KV tokens", 3), Column("one carries", 1),
+        Column("full first", 2), Column("replicas"), Column("cards"), Column("cost/h"),
+    )  # fmt: skip
+    rows: list[list[Cell]] = []
     out = []
     for o in plan.options[:OPTIONS_SHOWN_MAX]:
         name = f"{o.placement.tp} x {o.placement.pp}{' EP' if o.placement.ep else ''}"
@@ -149,9 +144,10 @@ def _show_options(console: Console, plan: ClusterPlan) -> None:
             continue
         figures = [f"{o.memory.fullest_gib:.1f}", f"{o.memory.tokens:,}", f"{o.rate_max_s:.2f}/s", o.limit]
         counts = [f"{o.needed.replicas:,}", f"{o.cards:,}", f"{o.cost.hour:,.1f}"]
-        rows.append(("", [name, *figures, *counts]))
+        rows.append([name, *figures, *counts])
     if rows:
-        _print_table(console, "Layouts", columns, rows, spare=("KV tokens", "GiB a rank"))
+        print_table(console, "Layouts", columns, rows)
+        console.print()
     _bullets(console, "Layouts that are out", out)
 
 
@@ -160,10 +156,15 @@ def _show_load(console: Console, plan: ClusterPlan) -> None:
     if now is None:
         return
     speed = f"{now.state.step_s * 1e3:.1f} ms per token"
-    share = plan.request.demand.rate_s / plan.mixed_capacity_s if plan.mixed_capacity_s else now.utilisation
-    head = f"Load: {share:.0%} of what {plan.replicas:,} replicas carry in the targets, {speed} (estimated)"
-    columns = ("class", "requests/s", "in + out", "P50 first", "P99 first", "allowed", "alone up to")
-    rows: list[Row] = []
+    kind = "measured step times" if plan.request.profile else "estimated"
+    many = _count(plan.replicas, "replica")
+    share = f"{plan.request.demand.rate_s / plan.held_s:.0%}" if plan.held_s else "more than"
+    head = f"Load: {share} of what {many} carry in the targets, {speed} ({kind})"
+    columns = (
+        Column("class"), Column("requests/s"), Column("in + out", 2), Column("P50 first", 3), Column("P99 first"),
+        Column("allowed"), Column("alone up to", 1),
+    )  # fmt: skip
+    rows: list[list[Cell]] = []
     for c, latency in zip(plan.request.demand.classes, now.per_class, strict=True):
         cells = [
             c.name,
@@ -174,28 +175,29 @@ def _show_load(console: Console, plan: ClusterPlan) -> None:
             _seconds(latency.target_s),
             f"{plan.capacity.get(c.name, 0):,.1f}/s",
         ]
-        rows.append(("" if latency.holds else "red", cells))
-    _print_table(console, head, columns, rows, spare=("P50 first",))
+        rows.append(_styled(cells, "" if latency.holds else "red"))
+    print_table(console, head, columns, rows)
     for h in plan.headroom:
         state = "targets still hold" if h.holds else f"targets do not hold; {h.nodes_needed:,} nodes would"
         used = f"{h.utilisation:.0%} used" if math.isfinite(h.utilisation) else "nothing left"
         what = h.name if h.nodes_lost == 1 else f"{h.name} ({h.nodes_lost} nodes)"
         _line(console, f"without one {what}: {used}, {state}")
-    if plan.headroom:
-        console.print()
+    console.print()
 
 
 def _show_pools(console: Console, plan: ClusterPlan) -> None:
     if not plan.pools:
         return
-    columns = ("pool", "prompts up to", "KV block", "replicas", "carry")
-    rows: list[Row] = []
+    columns = (
+        Column("pool"), Column("prompts up to", 1), Column("KV block", 2), Column("replicas"), Column("carry"),
+    )  # fmt: skip
+    rows: list[list[Cell]] = []
     for pool in plan.pools:
         replicas = pool.option.needed.replicas if pool.option.needed else 0
         limit = f"{pool.prompts_up_to:,}" if pool.prompts_up_to else "any"
         cells = [pool.name, limit, str(pool.block), f"{replicas:,}" if replicas else "-", f"{pool.capacity_s:,.1f}/s"]
-        rows.append(("", cells))
-    _print_table(console, "Pools by input length, instead of one", columns, rows)
+        rows.append(list(cells))
+    print_table(console, "Pools by input length, instead of one", columns, rows)
     total = sum(p.option.needed.replicas if p.option.needed else 0 for p in plan.pools)
     shared = plan.best.needed.replicas if plan.best and plan.best.needed else 0
     better = "pools need fewer" if 0 < total < shared else "one pool needs fewer or as many"
@@ -205,61 +207,70 @@ def _show_pools(console: Console, plan: ClusterPlan) -> None:
 
 def _show_network(console: Console, plan: ClusterPlan) -> None:
     if plan.flows:
-        columns = ("traffic", "over", "per step", "load", "of the step", "")
-        rows: list[Row] = []
+        columns = (
+            Column("traffic", left=True, wrap=True), Column("over", 1, left=True, wrap=True), Column("per step", 3),
+            Column("load"), Column("of the step"), Column(""),
+        )  # fmt: skip
+        rows: list[list[Cell]] = []
         for f in plan.flows:
             size = f"{f.step_bytes / 1e6:,.2f} MB" if f.step_bytes else "-"
             style = {"impossible": "red", "bottleneck": "red", "slow": "yellow"}.get(f.verdict, "")
-            rows.append((style, [f.name, f.where, size, f"{f.load:.1%}", f"{f.step_share:.1%}", f.verdict]))
-        _print_table(console, "Links", columns, rows, left=("over",))
+            cells = [f.name, f.where, size, f"{f.load:.1%}", f"{f.step_share:.1%}", f.verdict]
+            rows.append(_styled(cells, style))
+        print_table(console, "Links", columns, rows)
     fabric = plan.fabric
     if plan.nodes > 1:
         tiers = f"{fabric.leaves} leaf and {fabric.spines} spine switches" if fabric.spines else "one switch"
         hops = "at most 2 hops" if fabric.fits else f"{fabric.hops} hops: two tiers end at {fabric.nodes_max:,} nodes"
         between = f"{fabric.uplinks:,} between tiers, " if fabric.uplinks else ""
         _line(console, f"fabric: {tiers} of {fabric.radix} ports, {fabric.node_ports:,} to nodes, {between}{hops}")
-        console.print()
+    console.print()
 
 
 def _show_cost(console: Console, plan: ClusterPlan) -> None:
     c = plan.cost
     if c is None:
         return
-    console.print(
-        f"Cost ({c.source} prices): {c.hour:,.2f} {c.currency} an hour, {c.month:,.0f} a month; "
+    each = (
         f"{c.per_1000_requests:,.3f} per 1,000 requests, {c.per_million_tokens:,.3f} per million tokens "
-        f"({c.per_million_output_tokens:,.2f} per million output tokens); {c.energy_kwh_hour:,.1f} kWh an hour\n"
+        f"({c.per_million_output_tokens:,.2f} per million output tokens), of the {c.rate_s:,.2f} requests/s carried"
+        if c.rate_s
+        else "no request is carried, so none has a price"
+    )
+    console.print(
+        f"Cost ({c.source} prices): {c.hour:,.2f} {c.currency} an hour, {c.month:,.0f} a month; {each}; "
+        f"{c.energy_kwh_hour:,.1f} kWh an hour\n"
     )
 
 
 def show_terms(console: Console, terms: Sequence[Term]) -> None:
     """Every term with its formula."""
-    table = Table(title="Every term", title_justify="left", title_style="bold", box=SIMPLE_HEAD, pad_edge=False)
-    table.add_column("term")
-    table.add_column("value", justify="right", no_wrap=True)
-    table.add_column("formula")
-    table.add_column("source")
+    columns = (
+        Column("term", wrap=True), Column("value", left=True, wrap=True), Column("formula", 1, left=True, wrap=True),
+        Column("source", 2, left=True),
+    )  # fmt: skip
+    rows: list[list[Cell]] = []
     part = ""
     for t in terms:
         if t.part != part:
             part = t.part
-            table.add_row(Text(part, style="bold"), "", "", "")
-        table.add_row("  " + t.name, t.value, t.formula, t.source)
-    console.print(table)
+            rows.append([Text(part, style="bold"), "", "", ""])
+        rows.append(["  " + t.name, t.value, t.formula, t.source])
+    print_table(console, "Every term", columns, rows)
 
 
 def show_sweep(console: Console, rows: Sequence[SweepRow], currency: str) -> None:
     """The best combinations, and how many are out."""
     good = [r for r in rows if r.works]
-    unit = f"{currency}/M tok"
-    columns = ("card", "weights", "TP", "KV tokens", "replicas", "cards", "tok/s/card", "P99 first", unit)
-    shown: list[Row] = []
+    columns = (
+        Column("card"), Column("weights", left=True), Column("TP"), Column("KV tokens", 3), Column("replicas", 2),
+        Column("cards", 1), Column("tok/s/card", 1), Column("P99 first", 2), Column(f"{currency}/M tok"),
+    )  # fmt: skip
+    shown: list[list[Cell]] = []
     for r in good[:SWEEP_SHOWN_MAX]:
         counts = [str(r.tp), f"{r.tokens:,}", f"{r.replicas:,}", f"{r.cards:,}", f"{r.tokens_s:,.0f}"]
-        cells = [r.hardware, r.fmt, *counts, _seconds(r.ttft_p99_s), f"{r.per_million_tokens or 0:.3f}"]
-        shown.append(("", cells))
-    spare = ("KV tokens", "replicas")
-    _print_table(console, "Sweep, cheapest first", columns, shown, left=("weights",), spare=spare)
+        shown.append([r.hardware, r.fmt, *counts, _seconds(r.ttft_p99_s), f"{r.per_million_tokens or 0:.3f}"])
+    print_table(console, "Sweep, cheapest first", columns, shown)
     out = len(rows) - len(good)
     console.print(
         f"{len(shown)} of {len(good)} that work; {out} of {len(rows)} combinations do not (--json has the reasons)"
@@ -268,11 +279,13 @@ def show_sweep(console: Console, rows: Sequence[SweepRow], currency: str) -> Non
 
 def show_comparison(console: Console, rows: Sequence[Comparison]) -> None:
     """A log's figures beside the prediction."""
-    shown: list[Row] = []
+    columns = (
+        Column("quantity", wrap=True), Column("unit", 1, left=True), Column("log"), Column("predicted"),
+        Column("off by"),
+    )  # fmt: skip
+    shown: list[list[Cell]] = []
     for row in rows:
         digits = 0 if row.unit == "tokens" else 2
         figures = [f"{row.logged:,.{digits}f}", f"{row.predicted:,.{digits}f}", f"{row.deviation:+.1%}"]
-        shown.append(("" if abs(row.deviation) <= NOT_MUCH else "yellow", [row.name, row.unit, *figures]))
-    _print_table(
-        console, "Log and prediction", ("quantity", "unit", "log", "predicted", "off by"), shown, left=("unit",)
-    )
+        shown.append(_styled([row.name, row.unit, *figures], "" if abs(row.deviation) <= NOT_MUCH else "yellow"))
+    print_table(console, "Log and prediction", columns, shown)

@@ -7,12 +7,13 @@ reaches is in :mod:`exaserve.perfmodel.roofline`, not here.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Literal
 
-__all__ = ["HARDWARE", "Hardware", "LinkKind", "SourceKind"]
+__all__ = ["HARDWARE", "Hardware", "LinkKind", "SourceKind", "mig_name", "mig_slice"]
 
 SourceKind = Literal["published", "measured", "estimated"]
 LinkKind = Literal["nvlink", "xgmi", "pcie", "none"]
@@ -30,6 +31,7 @@ class Hardware:
             format has no hardware support (weights are then widened to 16 bit before the multiplication).
         link: how accelerators of one machine are joined.
         link_gb_s: that link, one direction, 10^9 bytes per second per accelerator.
+        slice_of: the whole card, where this is a MIG slice of it; "" else. share: of that card's compute, for prices.
         memory_source / rate_source: where the memory figure, and the other figures, come from. "published" is a
             vendor's data sheet, "measured" an engine's or driver's own log, "estimated" derived from a sibling.
     """
@@ -45,11 +47,23 @@ class Hardware:
     link_gb_s: float = 25.0
     memory_source: SourceKind = "published"
     rate_source: SourceKind = "published"
+    slice_of: str = ""
+    share: float = 1.0
 
     @property
     def watts(self) -> float:
-        """Board power limit, watts, from the vendor's data sheet; 0 where it is not in the table."""
-        return _WATTS.get(self.name, 0.0)
+        """Board power limit (a slice's share of it), watts, from the data sheet; 0 where it is not in the table."""
+        return _WATTS.get(self.slice_of or self.name, 0.0) * self.share
+
+    @property
+    def capability(self) -> float:
+        """CUDA compute capability; 0 for what is not NVIDIA's."""
+        return _CAPABILITY.get(self.slice_of or self.name, 0.0)
+
+    @property
+    def unified(self) -> bool:
+        """Whether the host's processes and the accelerator share one memory."""
+        return self.name in _UNIFIED
 
 
 # PCIe figures are per direction after protocol overhead: gen3 x16 12, gen4 x16 25, gen5 x16 50 GB/s.
@@ -103,6 +117,88 @@ _ROWS = (
 )
 
 HARDWARE: Mapping[str, Hardware] = MappingProxyType({row.name: row for row in _ROWS})
+
+_UNIFIED = frozenset({"GB10"})
+_CAPABILITY: Mapping[str, float] = MappingProxyType(
+    {
+        **dict.fromkeys(("V100-32", "V100-16"), 7.0),
+        **dict.fromkeys(("T4", "RTX-2080-TI"), 7.5),
+        **dict.fromkeys(("A100-40", "A100-80", "A100-80-PCIE", "A30"), 8.0),
+        **dict.fromkeys(
+            ("A10", "A40", "RTX-3090", "RTX-A6000", "RTX-A5000", "RTX-3060-12", "RTX-3080-10"),
+            8.6,
+        ),
+        **dict.fromkeys(
+            ("L40S", "L40", "L4", "RTX-4080", "RTX-4090", "RTX-6000-ADA", "RTX-4070-TI-SUPER", "RTX-4060-TI-16"), 8.9
+        ),
+        **dict.fromkeys(("H100", "H100-PCIE", "H100-NVL", "H200", "GH200", "H20", "H20-3E"), 9.0),
+        **dict.fromkeys(("B200", "GB200"), 10.0),
+        "B300": 10.3,
+        **dict.fromkeys(("RTX-5090", "RTX-5080", "RTX-PRO-6000"), 12.0),
+        "GB10": 12.1,
+    }
+)
+
+_MIG = re.compile(r"[\s-]*(?:mig)?[\s-]*(\d)g\.(\d{1,3})gb(?:\+me)?$", re.IGNORECASE)
+_MIG_CARDS = (
+    "A100-40",
+    "A100-80",
+    "A100-80-PCIE",
+    "A30",
+    "H100",
+    "H100-PCIE",
+    "H100-NVL",
+    "H200",
+    "GH200",
+    "B200",
+    "B300",
+)
+_MIG_SHAPES = ((1, 1), (1, 2), (2, 2), (3, 4), (4, 4), (7, 8))
+"""(compute slices, of eight memory slices) that a driver offers; the A30 has four of each: (1, 1), (2, 2), (4, 4)."""
+
+_MIG_MEMORY = 0.985
+"""Of its part of the memory that a slice shows."""
+
+
+def mig_name(name: str) -> tuple[str, int, int] | None:
+    """Card, compute slices and gigabytes of a MIG slice's name (``H100-1g.10gb``, ``NVIDIA A100-SXM4-80GB MIG
+    3g.40gb``); None where it is none.
+    """
+    found = _MIG.search(name.strip())
+    return (name.strip()[: found.start()], int(found[1]), int(found[2])) if found else None
+
+
+def mig_slice(card: Hardware, compute: int, gigabytes: int) -> Hardware | None:
+    """The slice of a card as an accelerator of its own: memory and its bandwidth by memory slices, matrix rates by
+    compute slices. Slices cannot reach each other's memory, so nothing joins them. None where the card has no such
+    slice.
+    """
+    if card.name not in _MIG_CARDS:
+        return None
+    parts = 4 if card.name == "A30" else 8
+    memory = round(gigabytes / card.memory_gib * parts)
+    fits = abs(gigabytes / card.memory_gib * parts - memory) <= 0.15 * max(1, memory)
+    shapes = ((1, 1), (2, 2), (4, 4)) if parts == 4 else _MIG_SHAPES
+    if not fits or (compute, memory) not in shapes:
+        return None
+    whole = memory == parts
+    part, share = memory / parts, 1.0 if whole else compute / parts
+    return replace(
+        card,
+        name=f"{card.name}-{compute}g.{gigabytes}gb",
+        memory_gib=round(card.memory_gib * part * (1.0 if whole else _MIG_MEMORY), 2),
+        bandwidth_gb_s=card.bandwidth_gb_s * part,
+        bf16_tflops=card.bf16_tflops * share,
+        fp8_tflops=card.fp8_tflops * share,
+        int8_tflops=card.int8_tflops * share,
+        fp4_tflops=card.fp4_tflops * share,
+        link="none",
+        memory_source="estimated",
+        rate_source="estimated",
+        slice_of=card.name,
+        share=share,
+    )
+
 
 _WATTS: Mapping[str, float] = MappingProxyType(
     {

@@ -23,7 +23,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from exaserve.domain.errors import ConfigError
-from exaserve.perfmodel.hardware import HARDWARE, Hardware
+from exaserve.perfmodel.hardware import HARDWARE, Hardware, mig_name, mig_slice
 from exaserve.perfmodel.models import MODELS, ModelShape
 from exaserve.perfmodel.step import step_s
 
@@ -239,8 +239,12 @@ _MAKERS = ("nvidia", "amd", "intel", "tesla", "geforce", "instinct", "quadro")
 def find_hardware(name: str) -> Hardware:
     """The table's row for a name, forgiving case, punctuation, maker and series (``NVIDIA GeForce RTX 4090``).
 
+    A MIG slice (``H100-1g.10gb``, ``NVIDIA H100 80GB HBM3 MIG 1g.10gb``) is a row of its own, made from its card's.
     Raises ConfigError with the nearest valid name.
     """
+    mig = mig_name(name)
+    if mig is not None:
+        return _find_slice(name, *mig)
     key = _key(name)
     for maker in _MAKERS:
         key = key.removeprefix(maker)
@@ -250,6 +254,24 @@ def find_hardware(name: str) -> Hardware:
         if found:
             return HARDWARE[found]
     return HARDWARE[_find(name, HARDWARE, "hardware")]
+
+
+_CARD_SIZES = {"A100-80": ("A100-80", "A100-40")}
+"""Cards of one name that come in two sizes: the slice's own size says which."""
+
+
+def _find_slice(name: str, card_name: str, compute: int, gigabytes: int) -> Hardware:
+    if not card_name:
+        raise ConfigError(f"{name!r} is a slice of which card? Name it too, such as H100-{name}.", param="hardware")
+    card = find_hardware(card_name)
+    for each in _CARD_SIZES.get(card.name, (card.name,)):
+        found = mig_slice(HARDWARE[each], compute, gigabytes)
+        if found is not None:
+            return found
+    raise ConfigError(
+        f"{card.name} has no MIG slice {compute}g.{gigabytes}gb; `nvidia-smi mig -lgip` lists those it has.",
+        param="hardware",
+    )
 
 
 def find_model(name: str) -> ModelShape:

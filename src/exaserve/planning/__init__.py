@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from exaserve.planning.architecture import Architecture
 from exaserve.planning.catalogue import find_shape, model_from_config, model_from_name
-from exaserve.planning.chart import sweep_html, sweep_svg
 from exaserve.planning.cost import Prices
 from exaserve.planning.demand import REFERENCE_CLASSES, RequestClass, Targets, TrafficDemand, reference_demand
 from exaserve.planning.deploy import cluster_file
@@ -16,8 +15,9 @@ from exaserve.planning.explain import Term, explain
 from exaserve.planning.fleet import Machines, PlanRequest
 from exaserve.planning.formats import FORMATS, WeightFormat
 from exaserve.planning.logs import Comparison, LogFacts, compare, read_log
-from exaserve.planning.memory import MeasuredMemory, MemoryPlan, MemoryRequest, plan_memory
+from exaserve.planning.memory import MemoryPlan, MemoryRequest, plan_memory
 from exaserve.planning.network import LINKS, find_link
+from exaserve.planning.options import MeasuredMemory
 from exaserve.planning.planner import ClusterPlan, SweepRow, make_plan, sweep
 from exaserve.planning.report import memory_dict, plan_dict, sweep_dicts
 from exaserve.planning.weights import Parallelism
@@ -60,6 +60,4 @@ __all__ = [
     "reference_demand",
     "sweep",
     "sweep_dicts",
-    "sweep_html",
-    "sweep_svg",
 ]

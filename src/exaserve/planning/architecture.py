@@ -84,7 +84,9 @@ class Architecture:
         f = self.facts
         caches = [layer.caches[0] for layer in self.layers if layer.caches]
         sliding = [c for c in caches if c.kind in ("sliding", "chunked")]
-        attending = sum(1 for c in caches if c.kind != "state")
+        # A layer that reads another's cache reads as much as one with its own.
+        windowed = sum(1 for layer in self.layers if layer.kind in ("sliding", "chunked"))
+        states = sum(1 for c in caches if c.kind == "state")
         mla_values = next((c.width for c in caches if c.kind == "mla"), 0)
         return ModelShape(
             name=f.name,
@@ -101,7 +103,7 @@ class Architecture:
             experts_per_token=f.top_k,
             mla_values=mla_values,
             # A state costs a token nothing to read: for step times it is like a layer with a window.
-            sliding_layers=len(sliding) + len(caches) - attending,
+            sliding_layers=windowed + states,
             window=sliding[0].window if sliding else 0,
             native=self.fmt.precision,
         )
@@ -202,7 +204,16 @@ def _channel(f: Facts, kind: str, index: int, covers: blocks.Covers) -> list[Ten
         return tensors
     if f.model_type.startswith("llama4"):
         return blocks.feed_forward(f, covers, int(f.get("intermediate_size_mlp", f.mlp)))
-    return blocks.feed_forward(f, covers, f.mlp)
+    wide = 2 if f.get("use_double_wide_mlp") and index >= _own_caches(f) else 1
+    return blocks.feed_forward(f, covers, wide * f.mlp)
+
+
+def _own_caches(f: Facts) -> int:
+    """Layers from the front that keep keys and values of their own: the last ones of Gemma 3n and 4 read those of
+    earlier layers (``num_kv_shared_layers``).
+    """
+    shared = int(f.get("num_kv_shared_layers", 0) or 0)
+    return f.layers - shared if 0 < shared < f.layers else f.layers
 
 
 def _layer(f: Facts, fmt: WeightFormat, kind: str, index: int) -> Layer:
@@ -212,6 +223,8 @@ def _layer(f: Facts, fmt: WeightFormat, kind: str, index: int) -> Layer:
         return fmt.covers(f"layers.{index}.{path}", index, f.layers)
 
     tensors, caches = _mixer(f, kind, covers)
+    if index >= _own_caches(f):
+        caches = []
     tensors = tensors + _channel(f, kind, index, covers)
     norms = 4 if f.model_type.startswith(_FOUR_NORMS) else 1 if f.model_type.startswith(_ONE_NORM) else 2
     tensors.append(Tensor("norm", norms * f.hidden, 1, "none"))
@@ -231,14 +244,15 @@ def build(facts: Facts, fmt: WeightFormat) -> Architecture:
         ConfigError: the configuration contradicts itself.
     """
     kinds = _pattern(facts)
+    own = _own_caches(facts)
     if len(kinds) != facts.layers:
         raise ConfigError(f"{len(kinds)} kinds of layer for {facts.layers} layers.", param="layer_types")
     seen: dict[Layer, Layer] = {}
-    memo: dict[tuple[str, bool], Layer] = {}
+    memo: dict[tuple[str, bool, bool], Layer] = {}
     by_index = bool(fmt.unquantised_layers or fmt.ignored)
     layers = []
     for index, kind in enumerate(kinds):
-        key = (kind, _is_sparse(facts, index))
+        key = (kind, _is_sparse(facts, index), index < own)
         if by_index or key not in memo:
             layer = _layer(facts, fmt, kind, index)
             memo[key] = seen.setdefault(layer, layer)

@@ -13,6 +13,7 @@ from exaserve.perfmodel import MODELS, ModelShape
 from exaserve.planning.architecture import Architecture, build
 from exaserve.planning.facts import facts_of_shape, read_facts
 from exaserve.planning.formats import FORMATS, WeightFormat, format_from_config, format_from_name, named_format
+from exaserve.planning.supported import check_name
 
 __all__ = ["find_shape", "model_from_config", "model_from_name"]
 
@@ -111,7 +112,12 @@ _GATE_IGNORED = ("mlp.gate", "visual", "vision_tower", "lm_head")
 
 
 def model_from_name(name: str, fmt: str = "auto") -> Architecture:
-    """A model of the built-in table. ``fmt`` "auto" reads the format off the name, else takes the published one."""
+    """A model of the built-in table. ``fmt`` "auto" reads the format off the name, else takes the published one.
+
+    Raises:
+        ConfigError: it is not in the table, or its weights are of a kind that is not modelled.
+    """
+    check_name(name)
     shape = find_shape(name)
     if fmt not in ("", "auto"):
         chosen: WeightFormat = named_format(fmt)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -52,8 +53,11 @@ class Prices:
         """Per card and hour, and where the figure comes from."""
         if hardware.name in self.card_hour:
             return self.card_hour[hardware.name], "given"
-        if hardware.name in CARD_HOUR_USD:
-            return CARD_HOUR_USD[hardware.name], "estimated"
+        whole = hardware.slice_of or hardware.name
+        if whole in self.card_hour:
+            return self.card_hour[whole] * hardware.share, "given"
+        if whole in CARD_HOUR_USD:
+            return CARD_HOUR_USD[whole] * hardware.share, "estimated"
         return TYPICAL_CARD_HOUR_USD, "estimated"
 
 
@@ -63,7 +67,9 @@ class Cost:
 
     Attributes:
         hour / month: money. energy_kwh_hour: kWh in an hour.
-        per_1000_requests / per_million_tokens: at the planned demand (tokens are prompt and output together).
+        rate_s: requests/s that are carried; what is asked beyond them earns nothing.
+        per_1000_requests / per_million_tokens: of what is carried (tokens are prompt and output together); infinite
+            where nothing is.
         source: of the card price.
     """
 
@@ -76,24 +82,28 @@ class Cost:
     per_million_output_tokens: float
     currency: str
     source: str
+    rate_s: float
 
 
-def cost_of(cards: int, hardware: Hardware, demand: TrafficDemand, prices: Prices) -> Cost:
-    """Cost of ``cards`` that carry ``demand``."""
+def cost_of(cards: int, hardware: Hardware, demand: TrafficDemand, prices: Prices, carried_s: float) -> Cost:
+    """Cost of ``cards`` that carry ``carried_s`` requests/s of the demand's mix (at most the demand counts)."""
     each, source = prices.of(hardware)
-    watts = (hardware.watts or 350.0) * POWER_SHARE + NODE_WATTS
+    watts = (hardware.watts or 350.0 * hardware.share) * POWER_SHARE + NODE_WATTS * hardware.share
     energy = cards * watts * prices.pue / 1000
     energy_cost = energy * prices.kwh
     hour = cards * each + (energy_cost if prices.powered else 0.0)
-    requests = max(1e-12, demand.rate_s * 3600)
+    rate = min(demand.rate_s, carried_s)
+    requests = rate * 3600
+    each_request = hour / requests if requests else math.inf
     return Cost(
         hour=hour,
         month=hour * 730,
         energy_kwh_hour=energy,
         energy_hour=energy_cost,
-        per_1000_requests=hour / requests * 1000,
-        per_million_tokens=hour / (requests * (demand.prompt + demand.output)) * 1e6,
-        per_million_output_tokens=hour / (requests * demand.output) * 1e6,
+        per_1000_requests=each_request * 1000,
+        per_million_tokens=each_request / (demand.prompt + demand.output) * 1e6,
+        per_million_output_tokens=each_request / demand.output * 1e6,
         currency=prices.currency,
         source=source,
+        rate_s=rate,
     )

@@ -21,7 +21,14 @@ _RELEASES = (
     ((2025, 6), 9), ((2025, 8), 10), ((2025, 10), 11), ((2025, 11), 12), ((2026, 0), 13), ((2026, 1), 15),
     ((2026, 2), 16), ((2026, 3), 18), ((2026, 4), 20), ((2026, 5), 21), ((2026, 6), 24), ((2026, 7), 26),
 )  # fmt: skip
-LATEST = 26
+LATEST = 32
+GRAPHS_COUNTED = 21
+"""vLLM's minor release from which its estimate of the CUDA graphs is taken out of the cache's memory by default
+(``VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS``), and the default share of memory is 0.92 instead of 0.90."""
+
+GRAPHS_COUNTED_ROCM = 26
+"""The same for AMD's cards, whose graphs the profiler left alone before. Intel's are left alone still."""
+
 PATCH_LAST = 99
 
 
@@ -87,8 +94,26 @@ class EngineVersion:
 
     @property
     def workspace_gib(self) -> float:
-        """Attention workspace that is allocated before the profile, GiB."""
-        return 0.0 if self.minor < 16 else 0.38
+        """Attention workspace that is allocated before the profile, GiB.
+
+        The log of 0.26 that it was fitted to as well has the CUDA graphs in its peak; those are counted apart now.
+        """
+        return 0.38 if 16 <= self.minor < GRAPHS_COUNTED else 0.0
+
+    @property
+    def utilization_default(self) -> float:
+        """Share of a card's memory that the engine takes where nothing is said."""
+        if self.name == "sglang":
+            return 0.88
+        return 0.92 if self.generation == 1 and self.minor >= GRAPHS_COUNTED else 0.9
+
+    def counts_graphs(self, hardware: Hardware) -> bool:
+        """Whether start-up takes the CUDA graphs out of the cache's memory on such cards, unless told not to."""
+        if self.name != "vllm" or self.generation == 0:
+            return False
+        if hardware.capability:
+            return self.minor >= GRAPHS_COUNTED
+        return hardware.name.startswith("MI") and self.minor >= GRAPHS_COUNTED_ROCM
 
 
 def parse_engine(text: str) -> EngineVersion:

@@ -13,6 +13,7 @@ from exaserve.perfmodel.roofline import (
 )
 from exaserve.planning.layout import Option
 from exaserve.planning.memory import GIB, RULE_FRAMEWORK_GB, SAFETY
+from exaserve.planning.network import crossings
 from exaserve.planning.planner import ClusterPlan
 from exaserve.planning.queueing import KV_WATERMARK
 
@@ -55,8 +56,11 @@ def _memory(plan: ClusterPlan, best: Option) -> list[Term]:
         rows += [Term(part, f"- {t.name}", _gib(t.size_bytes), t.formula, "counted") for t in s.weight_terms]
         rows.append(Term(part, "- outside PyTorch", _gib(s.non_torch), "libraries, NCCL buffers", "estimated"))
         rows.append(Term(part, "- activation peak", _gib(s.activation), s.activation_cause, "estimated"))
-        rows.append(Term(part, "= for KV cache", _gib(s.kv), "usable - weights - outside - activation", "counted"))
-        rows.append(Term(part, "CUDA graphs", _gib(s.graphs), "outside the share, must fit beside it", "estimated"))
+        if s.graphs_inside:
+            rows.append(Term(part, "- CUDA graphs", _gib(s.graphs), "the engine's estimate, taken first", "estimated"))
+        rows.append(Term(part, "= for KV cache", _gib(s.kv), "usable less all of these", "counted"))
+        if not s.graphs_inside:
+            rows.append(Term(part, "CUDA graphs", _gib(s.graphs), "outside the share, must fit beside it", "estimated"))
     rule = f"(weights + cache of one request + {RULE_FRAMEWORK_GB:g} GB framework) x {SAFETY}, whole replica"
     rows.append(Term("memory of a rank", "rule of thumb", f"{best.memory.rule_gb:.0f} GB", rule, "estimated"))
     return rows
@@ -111,36 +115,34 @@ def _speed(plan: ClusterPlan, best: Option) -> list[Term]:
     p, card = best.profile, plan.request.fleet.hardware
     if p is None:
         return []
+    measured = plan.request.profile.constants if plan.request.profile else {}
+
+    def row(name: str, value: str, formula: str, *constants: str) -> Term:
+        if constants and all(c in measured for c in constants):
+            return Term("step time", name, value, "the given profile", "measured")
+        return Term("step time", name, value, formula, "estimated")
+
     bandwidth = (
         f"weights once / ({card.bandwidth_gb_s:g} GB/s x {BANDWIDTH_EFFICIENCY}) "
         f"+ {STEP_OVERHEAD_S * 1e3:g} ms + all-reduces"
     )
-    return [
+    prefill = f"2 x active parameters / (matrix rate x {PREFILL_EFFICIENCY})"
+    pairs = f"{p.prefill_per_pair_s * 1e9:.2f} ms"
+    kv = f"{p.decode_per_kv_token_s * 1e9:.1f} us"
+    rows = [
         Term("step time", "memory bandwidth", f"{card.bandwidth_gb_s:g} GB/s", "data sheet", card.rate_source),
-        Term(
-            "step time",
-            "prefill",
-            f"{p.prefill_tokens_per_s:,.0f} tokens/s",
-            f"2 x active parameters / (matrix rate x {PREFILL_EFFICIENCY})",
-            "estimated",
-        ),
-        Term("step time", "decode, empty", f"{p.decode_fixed_s * 1e3:.2f} ms", bandwidth, "estimated"),
-        Term("step time", "per sequence", f"{p.decode_per_seq_s * 1e6:.1f} us", "compute and sampling", "estimated"),
-        Term(
-            "step time",
-            "per 1,000 cached tokens",
-            f"{p.decode_per_kv_token_s * 1e9:.1f} us",
-            "their KV read once",
-            "estimated",
-        ),
-        Term(
-            "step time",
-            "attention over 1,000 x 1,000",
-            f"{p.prefill_per_pair_s * 1e9:.2f} ms",
-            f"16-bit rate x {ATTENTION_EFFICIENCY}",
-            "estimated",
-        ),
+        row("prefill", f"{p.prefill_tokens_per_s:,.0f} tokens/s", prefill, "prefill_tokens_per_s"),
+        row("decode, empty", f"{p.decode_fixed_s * 1e3:.2f} ms", bandwidth, "decode_fixed_s"),
+        row("per sequence", f"{p.decode_per_seq_s * 1e6:.1f} us", "compute and sampling", "decode_per_seq_s"),
+        row("per 1,000 cached tokens", kv, "their KV read once", "decode_per_kv_token_s"),
+        row("attention over 1,000 x 1,000", pairs, f"16-bit rate x {ATTENTION_EFFICIENCY}", "prefill_per_pair_s"),
     ]
+    if not measured:
+        for c in crossings(plan.request.arch, best.placement, plan.request.fleet.wiring):
+            if c.network:
+                value = f"{c.token_s * 1e6:,.1f} us a token + {c.step_delay_s * 1e3:,.2f} ms a step"
+                rows.append(Term("step time", c.name, value, f"{c.how}, over {c.where}", "estimated"))
+    return rows
 
 
 def _load(plan: ClusterPlan, best: Option) -> list[Term]:
@@ -193,7 +195,13 @@ def _money(plan: ClusterPlan) -> list[Term]:
     card = f"{plan.replicas * plan.best.placement.cards if plan.best else 0} cards x price per card hour"
     return [
         Term("cost", "per hour", f"{cost.hour:,.2f} {cost.currency}", card, source),
-        Term("cost", "per 1,000 requests", f"{cost.per_1000_requests:.3f} {cost.currency}", "at the demand", source),
+        Term(
+            "cost",
+            "per 1,000 requests",
+            f"{cost.per_1000_requests:.3f} {cost.currency}",
+            f"of the {cost.rate_s:,.2f} requests/s that are carried",
+            source,
+        ),
         Term(
             "cost",
             "per million tokens",

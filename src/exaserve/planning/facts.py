@@ -12,6 +12,7 @@ from typing import Any
 
 from exaserve.domain.errors import ConfigError
 from exaserve.perfmodel import ModelShape
+from exaserve.planning.supported import check_configuration
 
 __all__ = ["Facts", "facts_of_shape", "read_facts"]
 
@@ -107,6 +108,7 @@ def read_facts(config: Mapping[str, Any], name: str = "") -> Facts:
         ConfigError: a number without which no sum is possible is missing, or is out of range.
     """
     part = _language_part(config)
+    check_configuration(config, part, any(isinstance(config.get(key), Mapping) for key in _NESTED))
     model_type = str(part.get("model_type") or config.get("model_type") or "llama").lower()
     hidden, heads = _first(part, "hidden"), _first(part, "heads")
     experts = _first(part, "experts", 0)

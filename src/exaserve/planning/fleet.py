@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 
 from exaserve.domain.errors import ConfigError
-from exaserve.perfmodel import Hardware
+from exaserve.perfmodel import Calibration, Hardware
 from exaserve.planning.architecture import Architecture
 from exaserve.planning.cost import Prices
 from exaserve.planning.demand import Targets, TrafficDemand
-from exaserve.planning.engine import EngineVersion
-from exaserve.planning.memory import MeasuredMemory, MemoryRequest
-from exaserve.planning.network import NetworkLink
+from exaserve.planning.memory import MemoryRequest
+from exaserve.planning.network import NetworkLink, Wiring
+from exaserve.planning.options import EngineOptions
 from exaserve.planning.weights import Parallelism
 
 __all__ = ["Machines", "PlanRequest"]
@@ -58,12 +58,17 @@ class Machines:
         return self.cards_per_node if self.hardware.link in ("nvlink", "xgmi") else 1
 
     @property
+    def wiring(self) -> Wiring:
+        """For :mod:`exaserve.planning.network`."""
+        return Wiring(self.hardware, self.link, self.cards_per_node, self.group, self.nics)
+
+    @property
     def card_gib(self) -> float:
         return self.memory_gib[0] if self.memory_gib else self.hardware.memory_gib
 
 
 @dataclass(frozen=True, slots=True)
-class PlanRequest:
+class PlanRequest(EngineOptions):
     """A question to the planner.
 
     Attributes:
@@ -71,6 +76,8 @@ class PlanRequest:
         tp / pp: 0 leaves the choice to the planner. ep: None too.
         replicas_per_node: a count that someone wants, to be judged; 0 if none.
         offline / operations: work without waiting users; whether there is a team that operates a cluster.
+        profile: a measured replica of this model on these cards, cut by ``tp`` and ``pp``: its figures take the place
+            of the roofline's.
     """
 
     arch: Architecture
@@ -78,24 +85,15 @@ class PlanRequest:
     demand: TrafficDemand
     demand_given: bool = True
     targets: Targets = field(default_factory=Targets)
-    version: EngineVersion = field(default_factory=EngineVersion)
-    utilization: float = 0.9
-    max_model_len: int = 0
-    max_num_seqs: int = 0
-    max_num_batched_tokens: int = 0
-    kv_bytes: float = 2.0
-    block: int = 16
-    draft_layers: int = 0
-    images: bool = True
     tp: int = 0
     pp: int = 0
     ep: bool | None = None
     partition: tuple[int, ...] = ()
     replicas_per_node: int = 0
     prices: Prices = field(default_factory=Prices)
-    measured: MeasuredMemory = field(default_factory=MeasuredMemory)
     offline: bool = False
     operations: bool = True
+    profile: Calibration | None = None
 
     @property
     def length(self) -> int:
@@ -108,22 +106,12 @@ class PlanRequest:
         return min(self.arch.facts.context, wanted)
 
     def memory_request(self, placement: Parallelism) -> MemoryRequest:
-        return MemoryRequest(
-            arch=self.arch,
-            hardware=self.fleet.hardware,
-            placement=placement,
-            version=self.version,
-            memory_gib=self.fleet.memory_gib,
-            utilization=self.utilization,
-            max_model_len=self.length,
-            max_num_seqs=self.max_num_seqs or (SEQS_PLANNED if self.demand_given else 0),
-            max_num_batched_tokens=self.max_num_batched_tokens,
-            kv_bytes=self.kv_bytes,
-            block=self.block,
-            draft_layers=self.draft_layers,
-            images=self.images,
-            measured=self.measured,
-        )
+        """The start-up of one replica that is cut so."""
+        given = self.options() | {
+            "max_model_len": self.length,
+            "max_num_seqs": self.max_num_seqs or (SEQS_PLANNED if self.demand_given else 0),
+        }
+        return MemoryRequest(self.arch, self.fleet.hardware, placement, self.fleet.memory_gib, **given)
 
     def on(self, hardware: Hardware, arch: Architecture) -> PlanRequest:
         """The same question for another card or format."""

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from exaserve.perfmodel import EngineProfile, engine_profile
+from exaserve.perfmodel import Calibration, EngineProfile, engine_profile
 from exaserve.planning.cost import Cost, cost_of
 from exaserve.planning.demand import TrafficDemand
 from exaserve.planning.fleet import PlanRequest
 from exaserve.planning.memory import GIB, MemoryPlan, plan_memory
+from exaserve.planning.network import crossings, flows, network_time
 from exaserve.planning.queueing import Waiting, replicas_for, saturation, waiting
 from exaserve.planning.weights import Parallelism, check_split
 
@@ -42,7 +43,7 @@ class Option:
         limit: what it runs out of first.
         needed: fewest replicas that hold the targets; None where no number does (``limit`` says why).
         nodes: that these replicas take. cost: of those nodes' cards that replicas use.
-        reasons: why it is out; empty if it is not.
+        reasons: why it is out; empty if it is not. network: the one of them that is the network, "" if none.
     """
 
     placement: Parallelism
@@ -57,30 +58,51 @@ class Option:
     cards: int
     cost: Cost | None
     reasons: tuple[str, ...]
+    network: str = ""
 
     @property
     def works(self) -> bool:
         return not self.reasons
 
 
-def profile_of(memory: MemoryPlan) -> EngineProfile:
-    """Step times of the replica of a memory plan that fits."""
-    r = memory.request
-    limits = r.limits
+def profile_of(
+    memory: MemoryPlan, measured: Calibration | None = None, network: tuple[float, float] = (0.0, 0.0)
+) -> EngineProfile:
+    """Step times of the replica of a memory plan that fits.
+
+    Args:
+        measured: a profile of such a replica; its figures take the place of the estimated ones.
+        network: seconds of each token and of each step on links the roofline does not know (a measured step has them).
+    """
+    asked = memory.request
+    limits = asked.limits
     tokens = min(memory.tokens, KV_TOKENS_PLANNED_MAX)
     seqs = max(1, min(limits.seqs, limits.tokens))
-    return engine_profile(
-        r.hardware,
-        r.arch.shape(),
-        r.arch.fmt.precision,
-        r.placement.tp,
-        r.placement.pp,
-        kv_precision="fp8" if r.kv_bytes < 2 else "bf16",
+    made = engine_profile(
+        asked.hardware,
+        asked.arch.shape(),
+        asked.arch.fmt.precision,
+        asked.placement.tp,
+        asked.placement.pp,
+        kv_precision="fp8" if asked.kv_bytes < 2 else "bf16",
         kv_tokens=max(tokens, memory.layout.block),
-        max_model_len=r.length,
+        max_model_len=asked.length,
         max_num_seqs=seqs,
         token_budget=limits.tokens,
         block_size=memory.layout.block,
+    )
+    if measured is not None:
+        # A measured step has its experts' weights in it.
+        base = replace(made, expert_s=0.0) if measured.value("decode_fixed_s") else made
+        held = {name: n for name, n in measured.limits.items() if name == "kv_tokens_max"}
+        return replace(measured, limits=held).engine_profile(base)
+    token_s, step_s = network
+    return replace(
+        made,
+        prefill_tokens_per_s=1.0 / (1.0 / made.prefill_tokens_per_s + token_s),
+        decode_per_seq_s=made.decode_per_seq_s + token_s,
+        decode_fixed_s=made.decode_fixed_s + step_s,
+        overhead_s=made.overhead_s + step_s,
     )
 
 
@@ -94,6 +116,8 @@ def candidates(r: PlanRequest) -> list[Parallelism]:
     widest = max(r.fleet.group, 1)
     if r.fleet.group == 1:
         widest = r.fleet.cards_per_node  # PCIe: possible, and judged by what it costs
+    if r.fleet.hardware.slice_of:
+        widest = 1  # slices of a card cannot reach each other
     sizes = [r.tp] if r.tp else [t for t in (1, 2, 4, 6, 8, 12, 16, 32, 64, 72) if t <= widest]
     found = []
     for tp in sizes:
@@ -129,22 +153,58 @@ def evaluate(r: PlanRequest, placement: Parallelism, demand: TrafficDemand | Non
     reasons = list(memory.refusals)
     if placement.pp > STAGES_MAX:
         reasons.append(f"{placement.pp} pipeline stages: above {STAGES_MAX} the bubble eats the gain")
+    measured = r.profile.limits.get("kv_tokens_max", 0) if r.profile else 0
+    if measured and measured < r.length:
+        reasons.append(f"the profile's replica holds {measured:,} tokens, a request takes up to {r.length:,}")
     if reasons:
         return Option(placement, memory, None, 0.0, 0.0, "memory", None, count, 0, 0, None, tuple(reasons))
-    profile = profile_of(memory)
+    profile = profile_of(memory, r.profile, network_time(r.arch, placement, r.fleet.wiring))
     rate, limit = saturation(profile, demand, r.targets.tpot_s)
     saturated, _ = saturation(profile, demand)
     needed, why = replicas_for(profile, demand, r.targets.tpot_s, rate, limit, saturated)
+    network = _network_reason(r, memory, demand, profile) if needed is None else ""
     if r.fleet.nodes is not None and needed is None and rate > 0:
         needed = waiting(profile, demand, _fleet_replicas(r, count), saturated)
+    if not network and needed is not None:
+        network = _overloaded(r, placement, needed, count)
     nodes = _nodes(needed.replicas, count) if needed else 0
     cards = needed.replicas * placement.cards if needed else 0
-    cost = cost_of(cards, r.fleet.hardware, demand, r.prices) if needed else None
-    if needed is None:
+    cost = cost_of(cards, r.fleet.hardware, demand, r.prices, demand.rate_s) if needed else None
+    if network:
+        reasons.append(network)
+    elif needed is None:
         reasons.append(f"no number of replicas holds the targets: {why}")
     elif not needed.holds(r.targets.tpot_s):
         reasons.append(f"targets not held: {why}")
-    return Option(placement, memory, profile, rate, saturated, limit, needed, count, nodes, cards, cost, tuple(reasons))
+    return Option(
+        placement, memory, profile, rate, saturated, limit, needed, count, nodes, cards, cost, tuple(reasons), network
+    )
+
+
+def _network_reason(r: PlanRequest, memory: MemoryPlan, demand: TrafficDemand, profile: EngineProfile) -> str:
+    """Why no number of replicas holds the targets, if it is the network that they would hold them without."""
+    cut, tpot = memory.request.placement, r.targets.tpot_s
+    token_s, step_s = network_time(r.arch, cut, r.fleet.wiring)
+    if r.profile is not None or token_s + step_s <= 0:
+        return ""
+    without = profile_of(memory)
+    rate, limit = saturation(without, demand, tpot)
+    if replicas_for(without, demand, tpot, rate, limit, saturation(without, demand)[0])[0] is None:
+        return ""
+    alone = profile.step_s(0, 1, int(demand.context))
+    shares = ", ".join(f"{c.name} over {c.where}" for c in crossings(r.arch, cut, r.fleet.wiring) if c.network)
+    return (
+        f"the network is too slow: {(token_s + step_s) * 1e3:,.1f} of a lone token's {alone * 1e3:,.1f} ms go into "
+        f"{shares}; a prompt of {demand.prompt:,.0f} tokens spends {demand.prompt * token_s:,.2f} s there"
+    )
+
+
+def _overloaded(r: PlanRequest, cut: Parallelism, now: Waiting, count: Count) -> str:
+    """A port that would have to carry more than it can, such as the clients' streams; "" if there is none."""
+    for flow in flows(r.arch, cut, r.fleet.wiring, now.state, count.per_node or 1):
+        if flow.verdict == "impossible":
+            return f"the network is too slow: {flow.name} would load {flow.where} to {flow.load:,.0%}"
+    return ""
 
 
 def _fleet_replicas(r: PlanRequest, count: Count) -> int:

@@ -2,7 +2,7 @@
 
 The identity that vLLM's own logs follow, per rank::
 
-    kv = memory x utilisation - weights - non_torch - activation_peak
+    kv = memory x utilisation - weights - non_torch - activation_peak [- CUDA graphs, in vLLM from 0.21 on]
 
 Weights and cache are counted (:mod:`.weights`, :mod:`.kvcache`). The other two are what a start-up profile measures, so
 they are modelled: the activation peak is the larger of a forward pass over a full batch of tokens and of sampling for a
@@ -20,12 +20,14 @@ from itertools import pairwise
 
 from exaserve.perfmodel import Hardware
 from exaserve.planning.architecture import Architecture
-from exaserve.planning.engine import BatchLimits, EngineVersion, mxfp4_padding
+from exaserve.planning.engine import BatchLimits, mxfp4_padding
+from exaserve.planning.formats import check_card
 from exaserve.planning.kvcache import KvLayout, KvResult, kv_layout
+from exaserve.planning.options import EngineOptions
 from exaserve.planning.vision import image_patches_max, vision_values_per_patch
 from exaserve.planning.weights import Parallelism, WeightTerm, check_split, stage_layers, stage_weights
 
-__all__ = ["GIB", "MeasuredMemory", "MemoryPlan", "MemoryRequest", "StageMemory", "plan_memory", "uneven_partition"]
+__all__ = ["GIB", "MemoryPlan", "MemoryRequest", "StageMemory", "plan_memory", "uneven_partition"]
 
 GIB = 1 << 30
 FORWARD_COPIES = 3
@@ -46,6 +48,13 @@ SWITCHED_COLLECTIVE_GIB = 2.3
 SWITCHED_NCCL_GIB = 1.5
 """NCCL's part of that, which is all there is when SGLang looks at free memory, GiB."""
 
+UNIFIED_HOST_GIB = 12.0
+"""Where host and accelerator share one memory, start-up counts as taken what meanwhile goes from the machine's memory:
+the engine's own processes, compilers, page cache, GiB. Public logs have 8 to 31; less when started again."""
+
+UNIFIED_SHARE_MAX = 0.88
+"""Largest share that such a machine has free after it has booted, by public logs."""
+
 _SWITCHED = ("H100", "H200", "H20", "B200", "B300", "GB200", "GB300", "H800", "H100-80")
 SAFETY = 1.3
 """The rule of thumb that an exact sum replaces; shown beside it."""
@@ -55,45 +64,17 @@ RULE_FRAMEWORK_GB = 3.0
 
 
 @dataclass(frozen=True, slots=True)
-class MeasuredMemory:
-    """Figures of a real start-up that stand in for the model's, GiB per rank; None where not known."""
-
-    weights_gib: float | None = None
-    non_torch_gib: float | None = None
-    activation_gib: float | None = None
-    kv_gib: float | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class MemoryRequest:
+class MemoryRequest(EngineOptions):
     """What is to be started.
 
     Attributes:
         memory_gib: per pipeline stage, what the driver reports of one card, GiB; one figure stands for all stages.
-        utilization: share the engine may use (``--gpu-memory-utilization``; SGLang's ``--mem-fraction-static``).
-        max_model_len: longest prompt and output, tokens; 0 takes the model's own.
-        max_num_seqs / max_num_batched_tokens: 0 takes the engine's default.
-        kv_bytes: of one cached value, 2 or 1.
-        draft_layers: multi-token-prediction layers loaded for speculative decoding.
-        images: whether start-up profiles the vision tower (a model with one that serves text only need not).
-        eager: no CUDA graphs.
     """
 
     arch: Architecture
     hardware: Hardware
     placement: Parallelism = field(default_factory=Parallelism)
-    version: EngineVersion = field(default_factory=EngineVersion)
     memory_gib: tuple[float, ...] = ()
-    utilization: float = 0.9
-    max_model_len: int = 0
-    max_num_seqs: int = 0
-    max_num_batched_tokens: int = 0
-    kv_bytes: float = 2.0
-    block: int = 16
-    draft_layers: int = 0
-    images: bool = True
-    eager: bool = False
-    measured: MeasuredMemory = field(default_factory=MeasuredMemory)
 
     def stage_memory_gib(self, stage: int) -> float:
         if not self.memory_gib:
@@ -110,6 +91,11 @@ class MemoryRequest:
         default = BatchLimits.default(self.version, self.hardware, smallest, self.length)
         return BatchLimits(self.max_num_batched_tokens or default.tokens, self.max_num_seqs or default.seqs)
 
+    @property
+    def graphs_inside(self) -> bool:
+        """Whether the CUDA graphs are taken out of the share before the cache is sized."""
+        return self.graphs_counted and not self.eager and self.version.counts_graphs(self.hardware)
+
 
 @dataclass(frozen=True, slots=True)
 class StageMemory:
@@ -117,7 +103,8 @@ class StageMemory:
 
     Attributes:
         total: what the driver reports. usable: what the engine may use.
-        graphs: CUDA graphs, taken after the cache is sized: they must fit in what ``usable`` leaves.
+        graphs: CUDA graphs; captured after the cache is sized. ``graphs_inside``: taken out of ``usable`` before that,
+            else they must fit in what ``usable`` leaves.
         kv: what remains for the cache; negative where the weights do not fit.
     """
 
@@ -131,7 +118,13 @@ class StageMemory:
     activation: float
     activation_cause: str
     graphs: float
+    graphs_inside: bool
     kv: float
+
+    @property
+    def taken(self) -> float:
+        """Of ``usable``, before the cache."""
+        return self.weights + self.non_torch + self.activation + (self.graphs if self.graphs_inside else 0.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,6 +208,8 @@ def non_torch_bytes(r: MemoryRequest) -> float:
         base = 0.35 if r.version.minor < 7 else 0.12
     elif r.version.minor < 8:
         base += CONTEXT_GIB  # the first V1 counted the CUDA context too
+    if r.hardware.unified and r.version.name == "vllm":
+        base += UNIFIED_HOST_GIB
     if r.placement.cards == 1:
         return base * GIB
     if r.placement.tp >= 4 and r.hardware.name.startswith(_SWITCHED) and "PCIE" not in r.hardware.name:
@@ -236,8 +231,10 @@ def _stage(r: MemoryRequest, stage: int) -> StageMemory:
     m = r.measured
     weights = m.weights_gib * GIB if m.weights_gib is not None else sum(t.size_bytes for t in terms)
     activation, cause = activation_bytes(r, last=stage == pp - 1, first=stage == 0)
+    graphs, inside = graph_bytes(r), r.graphs_inside
     if m.activation_gib is not None:
-        activation, cause = m.activation_gib * GIB, "measured"
+        activation, cause = m.activation_gib * GIB, "measured" + (", with the CUDA graphs" if inside else "")
+        inside = False
     non_torch = m.non_torch_gib * GIB if m.non_torch_gib is not None else non_torch_bytes(r)
     total = r.stage_memory_gib(stage) * GIB
     if r.version.name == "sglang":
@@ -245,18 +242,18 @@ def _stage(r: MemoryRequest, stage: int) -> StageMemory:
         kv = usable - weights
     else:
         usable = total * r.utilization
-        kv = usable - weights - non_torch - activation
+        kv = usable - weights - non_torch - activation - (graphs if inside else 0.0)
     if m.kv_gib is not None:
         kv = m.kv_gib * GIB
     layers = len(stage_layers(len(r.arch.layers), r.placement)[stage])
     return StageMemory(
-        stage, layers, total, usable, tuple(terms), weights, non_torch, activation, cause, graph_bytes(r), kv
+        stage, layers, total, usable, tuple(terms), weights, non_torch, activation, cause, graphs, inside, kv
     )
 
 
 def plan_memory(r: MemoryRequest) -> MemoryPlan:
     """The memory of one replica. Raises ConfigError where layers cannot be cut as asked."""
-    refusals = list(check_split(r.arch, r.placement))
+    refusals = [*check_split(r.arch, r.placement), *check_card(r.arch.fmt, r.hardware)]
     if r.placement.pp > len(r.arch.layers):
         r_stages: Sequence[StageMemory] = ()
         empty = KvResult(0, 0.0, 0, 0.0, 0)
@@ -288,7 +285,7 @@ def _refusals(r: MemoryRequest, stages: Sequence[StageMemory], layout: KvLayout,
         elif s.kv <= 0:
             reasons.append(
                 f"stage {s.stage}: no memory for cache blocks: {s.usable / GIB:.2f} GiB usable, "
-                f"{(s.weights + s.non_torch + s.activation) / GIB:.2f} GiB taken before"
+                f"{s.taken / GIB:.2f} GiB taken before"
             )
     if not reasons and result.concurrency < 1 and layout.groups:
         reasons.append(
@@ -308,12 +305,25 @@ def _warnings(r: MemoryRequest, stages: Sequence[StageMemory]) -> list[str]:
     notes = []
     for s in stages:
         left = s.total - s.usable - CONTEXT_GIB * GIB
-        if s.graphs > left and r.version.name == "vllm":
+        if s.graphs > left and r.version.name == "vllm" and not r.graphs_inside:
             notes.append(
                 f"stage {s.stage}: utilisation {r.utilization:g} leaves {max(0.0, left) / GIB:.2f} GiB outside the "
                 f"engine's share, CUDA graphs take about {s.graphs / GIB:.2f} GiB: it may run out while capturing"
             )
             break
+    card = r.hardware.name
+    if r.hardware.unified and r.version.name == "vllm":
+        notes.append(
+            f"{card} shares its memory with the host: {UNIFIED_HOST_GIB:g} GiB are set aside for what start-up counts "
+            "of other processes, compilers and page cache; measure once and give --non-torch-gib"
+        )
+        if r.utilization > UNIFIED_SHARE_MAX:
+            notes.append(
+                f"a share of {r.utilization:g} is seldom free on a {card} after booting, and then the engine does not "
+                f"start: --gpu-memory-utilization {UNIFIED_SHARE_MAX:g} or less"
+            )
+    if 0 < r.hardware.capability < 8 and not r.arch.fmt.quantised and r.arch.fmt.name == "bf16":
+        notes.append(f"{card} has no bfloat16: the engine runs in float16 (--dtype half)")
     kv = [s.kv for s in stages if s.kv > 0]
     if len(kv) > 1 and max(kv) > 2 * min(kv):
         notes.append("stages are uneven: the fullest decides the cache of all, the others leave memory unused")
@@ -331,6 +341,7 @@ def _says(r: MemoryRequest, stages: Sequence[StageMemory], layout: KvLayout, res
         return ["torch.OutOfMemoryError: CUDA out of memory, while weights are loaded"]
     lines = [
         f"Model loading took {first.weights / GIB:.2f} GiB",
+        *([f"Estimated CUDA graph memory: {first.graphs / GIB:.2f} GiB total"] if first.graphs_inside else []),
         f"Available KV cache memory: {kv / GIB:.2f} GiB",
     ]
     if kv <= 0:

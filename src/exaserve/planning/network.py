@@ -13,13 +13,28 @@ from exaserve.planning.architecture import Architecture
 from exaserve.planning.queueing import Steady
 from exaserve.planning.weights import Parallelism
 
-__all__ = ["LINKS", "Fabric", "Flow", "NetworkLink", "fabric", "find_link", "flows"]
+__all__ = [
+    "LINKS",
+    "Crossing",
+    "Fabric",
+    "Flow",
+    "NetworkLink",
+    "Wiring",
+    "crossings",
+    "fabric",
+    "find_link",
+    "flows",
+    "network_time",
+]
 
 BUSY = 0.7
 """Load of a link above which queues grow: it is then the bottleneck."""
 
 SLOW = 0.10
 """Share of a step spent on a link above which it is worth another layout."""
+
+PCIE_GB_S, PCIE_LATENCY_S = 25.0, 30e-6
+"""One direction of a PCIe 4.0 x16 slot, 10^9 bytes/s, and one small all-reduce over it, seconds."""
 
 EVENT_BYTES = 250
 """One streamed event to a client, bytes, with HTTP framing and TCP/IP headers."""
@@ -101,43 +116,104 @@ class Flow:
         return "slow" if self.step_share > SLOW else "ok"
 
 
+@dataclass(frozen=True, slots=True)
+class Crossing:
+    """One kind of traffic inside a replica and the port it takes.
+
+    Attributes:
+        token_bytes: on one port for each token of a step. port_gb_s: that port, 10^9 bytes/s in one direction.
+        step_delay_s: latency of a whole step's messages, whatever their size.
+        network: whether it leaves what the step-time model already knows: the cards' own links in a node.
+        how: the formula of ``token_bytes``.
+    """
+
+    name: str
+    where: str
+    token_bytes: float
+    port_gb_s: float
+    step_delay_s: float
+    network: bool
+    how: str
+
+    @property
+    def token_s(self) -> float:
+        return self.token_bytes / (self.port_gb_s * 1e9)
+
+
+@dataclass(frozen=True, slots=True)
+class Wiring:
+    """What traffic of a replica crosses: see :class:`exaserve.planning.fleet.Machines`."""
+
+    hardware: Hardware
+    link: NetworkLink
+    cards_per_node: int
+    group: int
+    nics: int
+
+
+def crossings(arch: Architecture, cut: Parallelism, wiring: Wiring) -> list[Crossing]:
+    """What one replica's ranks send each other in every step."""
+    f, hw, link = arch.facts, wiring.hardware, wiring.link
+    layers = len(arch.layers)
+    outside = f"{link.name} between nodes"
+    inside = f"{hw.link} in the node"
+    node_ports = link.gb_s * wiring.nics
+    found = []
+    if cut.tp > 1:
+        size = 2 * layers / cut.pp * f.hidden * 2 * 2 * (cut.tp - 1) / cut.tp
+        how = f"2 all-reduces x {layers} layers x {f.hidden} x 2 B x 2(t-1)/t a token"
+        name = "tensor parallel all-reduce"
+        if cut.tp > wiring.cards_per_node:
+            port = node_ports / wiring.cards_per_node
+            delay = 2 * layers / cut.pp * 2 * link.latency_s
+            found.append(Crossing(name, outside, size, port, delay, network=True, how=how))
+        elif cut.tp > wiring.group and hw.link in ("nvlink", "xgmi"):
+            # Between two groups that NVLink joins each by itself, all-reduces go over the host's PCIe.
+            delay = 2 * layers / cut.pp * PCIE_LATENCY_S
+            found.append(Crossing(name, "pcie in the node", size, PCIE_GB_S, delay, network=True, how=how))
+        else:
+            found.append(Crossing(name, inside, size, hw.link_gb_s, 0.0, network=False, how=how))
+    if cut.ep:
+        across = cut.tp > wiring.cards_per_node
+        size = layers / cut.pp / cut.tp * f.top_k * f.hidden * 3 * (1 - 1 / cut.tp)
+        how = f"{f.top_k} experts x {f.hidden} x (1 B there + 2 B back) x {layers} layers a token"
+        port = node_ports / wiring.cards_per_node if across else hw.link_gb_s
+        delay = 2 * layers / cut.pp * link.latency_s if across else 0.0
+        where = outside if across else inside
+        found.append(Crossing("expert parallel all-to-all", where, size, port, delay, network=across, how=how))
+    if cut.pp > 1:
+        across = cut.cards > wiring.cards_per_node
+        size = f.hidden * 2 * 2 / (cut.tp if not across else 1)
+        hops = -(-cut.cards // wiring.cards_per_node) - 1 if across else cut.pp - 1
+        port = node_ports if across else hw.link_gb_s
+        delay = hops * link.latency_s if across else 0.0
+        how = f"{f.hidden} x 2 B x 2 (hidden state and residual) a token, per hop"
+        name = f"pipeline hand-over, {cut.pp - 1} hops"
+        where = outside if across else inside
+        found.append(Crossing(name, where, size, port, delay, network=across, how=how))
+    return found
+
+
+def network_time(arch: Architecture, cut: Parallelism, wiring: Wiring) -> tuple[float, float]:
+    """Seconds that each token, and that each step, spends on links the step-time model does not know."""
+    found = [c for c in crossings(arch, cut, wiring) if c.network]
+    return sum(c.token_s for c in found), sum(c.step_delay_s for c in found)
+
+
 def flows(
-    arch: Architecture,
-    placement: Parallelism,
-    hardware: Hardware,
-    link: NetworkLink,
-    state: Steady,
-    cards_per_node: int,
-    nics: int,
-    replicas_per_node: int,
+    arch: Architecture, placement: Parallelism, wiring: Wiring, state: Steady, replicas_per_node: int
 ) -> list[Flow]:
     """Traffic of one replica in steady state, and of a node's clients."""
-    f = arch.facts
     tokens = state.batch + state.prefill_tokens
+    link = wiring.link
     found = []
-    inside = placement.tp <= cards_per_node
-    if placement.tp > 1:
-        size = 2 * len(arch.layers) / placement.pp * tokens * f.hidden * 2 * 2 * (placement.tp - 1) / placement.tp
-        port = hardware.link_gb_s if inside else link.gb_s * nics / min(cards_per_node, placement.tp)
-        delay = 0.0 if inside else 2 * len(arch.layers) * link.latency_s * 2
-        where = f"{hardware.link} in the node" if inside else f"{link.name} between nodes"
-        how = f"2 all-reduces x {len(arch.layers)} layers x {tokens:.0f} tokens x {f.hidden} x 2 B x 2(t-1)/t"
-        found.append(_flow("tensor parallel all-reduce", where, size, port, delay, state, how))
-    if placement.ep:
-        away = 1 - 1 / placement.tp
-        size = len(arch.layers) * tokens / placement.tp * f.top_k * f.hidden * 3 * away
-        port = hardware.link_gb_s if inside else link.gb_s
-        where = f"{hardware.link} in the node" if inside else f"{link.name} between nodes"
-        how = f"tokens x {f.top_k} experts x {f.hidden} x (1 B there + 2 B back) x {len(arch.layers)} layers"
-        found.append(_flow("expert parallel all-to-all", where, size, port, 0.0, state, how))
-    if placement.pp > 1:
-        crossing = placement.cards > cards_per_node
-        size = tokens * f.hidden * 2 * 2 / (placement.tp if not crossing else 1)
-        port = link.gb_s if crossing else hardware.link_gb_s
-        delay = link.latency_s if crossing else 5e-6
-        where = f"{link.name} between nodes" if crossing else f"{hardware.link} in the node"
-        how = f"{tokens:.0f} tokens x {f.hidden} x 2 B x 2 (hidden state and residual), per hop"
-        found.append(_flow(f"pipeline hand-over, {placement.pp - 1} hops", where, size, port, delay, state, how))
+    for c in crossings(arch, placement, wiring):
+        size = tokens * c.token_bytes
+        rate = size / state.step_s / 1e9
+        took = size / (c.port_gb_s * 1e9) + c.step_delay_s
+        share = min(1.0, took / state.step_s)
+        how = f"{tokens:.0f} tokens x {c.how}"
+        found.append(Flow(c.name, c.where, size, rate, rate / c.port_gb_s, share, how))
     streamed = state.batch / state.step_s * EVENT_BYTES * replicas_per_node / 1e9
     found.append(
         Flow(
@@ -151,12 +227,6 @@ def flows(
         )
     )
     return found
-
-
-def _flow(name: str, where: str, size: float, port: float, delay: float, state: Steady, how: str) -> Flow:
-    rate = size / state.step_s / 1e9
-    took = size / (port * 1e9) + delay
-    return Flow(name, where, size, rate, rate / port if port else math.inf, min(1.0, took / state.step_s), how)
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from exaserve.domain.errors import ConfigError
 from exaserve.perfmodel import HARDWARE, Hardware
 from exaserve.planning.architecture import Architecture
 from exaserve.planning.cost import Cost, cost_of
@@ -14,7 +15,7 @@ from exaserve.planning.fleet import PlanRequest
 from exaserve.planning.layout import STAGES_WELL, Option, bubble, candidates, evaluate
 from exaserve.planning.memory import uneven_partition
 from exaserve.planning.network import Fabric, Flow, fabric, flows
-from exaserve.planning.queueing import Waiting, saturation, waiting
+from exaserve.planning.queueing import Waiting, held_rate, saturation, waiting
 from exaserve.planning.remedies import remedies
 from exaserve.planning.verdicts import Objection, claim_check, verdicts
 from exaserve.planning.weights import Parallelism, check_split
@@ -67,7 +68,9 @@ class ClusterPlan:
         nodes: to run, spares not counted (the fleet's own count where it is given).
         replicas: on them.
         now: load and latencies of these replicas, None where they do not carry the demand.
-        capacity: requests/s of each class alone that they would carry.
+        capacity: requests/s of each class alone that they carry within every target. held_s: of the mix.
+        mixed_capacity_s: of the mix, until the time per token, the batch, the cache or compute gives out (first tokens
+            may then wait longer than they should).
         pools: by input length; empty where one pool is better or there is one class.
         cost: of these replicas' cards (a given fleet is paid for whether it is needed or not).
         bubble: idle share of pipeline stages for one prompt; 0 without stages.
@@ -82,6 +85,7 @@ class ClusterPlan:
     now: Waiting | None
     capacity: Mapping[str, float]
     mixed_capacity_s: float
+    held_s: float
     headroom: tuple[Headroom, ...]
     pools: tuple[PoolPlan, ...]
     flows: tuple[Flow, ...]
@@ -110,23 +114,14 @@ def make_plan(r: PlanRequest) -> ClusterPlan:
     works = best is not None and best.works
     nodes, replicas, now = _deployment(r, best, demand)
     if r.fleet.nodes is not None and r.demand_given:
-        works = now is not None and now.holds(r.targets.tpot_s)
+        works = now is not None and now.holds(r.targets.tpot_s) and best is not None and not best.network
     carried = best.rate_max_s * replicas if best else 0.0
-    notes = _notes(r, best, nodes)
+    held = _held(r, best, demand, replicas)
+    notes = _notes(r, best, now, carried, held)
     state = now.state if now else None
     traffic: list[Flow] = []
     if best is not None and state is not None:
-        per_node = best.count.per_node or 1
-        traffic = flows(
-            r.arch,
-            best.placement,
-            r.fleet.hardware,
-            r.fleet.link,
-            state,
-            r.fleet.cards_per_node,
-            r.fleet.nics,
-            per_node,
-        )
+        traffic = flows(r.arch, best.placement, r.fleet.wiring, state, best.count.per_node or 1)
     return ClusterPlan(
         request=r,
         options=tuple(options),
@@ -137,6 +132,7 @@ def make_plan(r: PlanRequest) -> ClusterPlan:
         now=now,
         capacity=_capacity(r, best, demand, replicas),
         mixed_capacity_s=carried,
+        held_s=held,
         headroom=tuple(_headroom(r, best, demand, nodes)),
         pools=tuple(_pools(r, best, demand)),
         flows=tuple(traffic),
@@ -144,7 +140,7 @@ def make_plan(r: PlanRequest) -> ClusterPlan:
         verdicts=tuple(verdicts(r, best)),
         claims=tuple(claim_check(r, best)),
         notes=tuple(notes),
-        cost=cost_of(replicas * best.placement.cards, r.fleet.hardware, demand, r.prices)
+        cost=cost_of(replicas * best.placement.cards, r.fleet.hardware, demand, r.prices, carried)
         if best and replicas
         else None,
         bubble=_bubble(r, best),
@@ -167,10 +163,20 @@ def _replicas_on(best: Option, nodes: int) -> int:
     return nodes * best.count.per_node if best.count.per_node else nodes // best.count.nodes_per_replica
 
 
+def _held(r: PlanRequest, best: Option | None, demand: TrafficDemand, replicas: int) -> float:
+    """Requests/s of a mix that so many replicas carry within every target."""
+    if best is None or best.profile is None:
+        return 0.0
+    rate, saturated = best.rate_max_s, best.saturated_s
+    if demand.classes != r.demand.with_targets(r.targets).classes:
+        rate, saturated = saturation(best.profile, demand, r.targets.tpot_s)[0], saturation(best.profile, demand)[0]
+    return held_rate(best.profile, demand, replicas, r.targets.tpot_s, rate, saturated)
+
+
 def _capacity(r: PlanRequest, best: Option | None, demand: TrafficDemand, replicas: int) -> dict[str, float]:
     if best is None or best.profile is None:
         return {}
-    return {c.name: saturation(best.profile, demand.only(c), r.targets.tpot_s)[0] * replicas for c in demand.classes}
+    return {c.name: _held(r, best, demand.only(c), replicas) for c in demand.classes}
 
 
 def _headroom(r: PlanRequest, best: Option | None, demand: TrafficDemand, nodes: int) -> list[Headroom]:
@@ -187,7 +193,8 @@ def _headroom(r: PlanRequest, best: Option | None, demand: TrafficDemand, nodes:
         left = waiting(best.profile, demand, rest, best.saturated_s) if rest else None
         holds = left is not None and left.holds(r.targets.tpot_s)
         needed = best.nodes + lost if best.nodes else nodes + lost
-        used = demand.rate_s / (rest * best.rate_max_s) if rest else math.inf
+        carried = _held(r, best, demand, rest) if rest else 0.0
+        used = demand.rate_s / carried if carried else math.inf
         found.append(Headroom(name, lost, holds, needed, used))
     return found
 
@@ -215,21 +222,33 @@ def _bubble(r: PlanRequest, best: Option | None) -> float:
     return bubble(best.placement.pp, max(1, math.ceil(r.demand.prompt / budget)))
 
 
-def _notes(r: PlanRequest, best: Option | None, nodes: int) -> list[str]:
+def _notes(r: PlanRequest, best: Option | None, now: Waiting | None, carried: float, held: float) -> list[str]:
     if best is None:
         return [f"no cut of {r.arch.name} over these cards is possible: {r.arch.facts.heads} heads"]
-    p, fleet = best.placement, r.fleet
     if not best.memory.fits:
-        found = remedies(best.memory, fleet.cards_per_node)
+        found = remedies(best.memory, r.fleet.cards_per_node)
         return [f"it would start with {each}" for each in found] or [
             "no single flag is enough on a node of these cards"
         ]
-    notes = list(best.memory.warnings)
-    if p.tp > fleet.group:
+    notes = [*best.memory.warnings, *_layout_notes(r, best), *_fleet_notes(r, best, now, carried, held)]
+    if not r.demand_given:
+        notes.append("no demand given: rates and costs are for one request/s of 1,000 + 200 tokens, to have figures")
+    if r.profile is not None:
+        missing = [each.what for each in r.profile.refused]
+        taken = f"step times are measured ({r.profile.model or 'model not named'}, {r.profile.date or 'undated'})"
+        notes.append(taken + (f"; estimated still: {', '.join(missing)}" if missing else ""))
+    return notes
+
+
+def _layout_notes(r: PlanRequest, best: Option) -> list[str]:
+    p, fleet, notes = best.placement, r.fleet, []
+    if fleet.group < p.tp <= fleet.cards_per_node and fleet.hardware.link in ("nvlink", "xgmi"):
         notes.append(
             f"tensor parallel over {p.tp} cards leaves the group of {fleet.group} that fast links join: "
-            f"all-reduces cross {fleet.hardware.link}"
+            "all-reduces cross PCIe, which every step pays"
         )
+    if p.tp > fleet.cards_per_node:
+        notes.append(f"tensor parallel over {p.tp} cards: all-reduces cross {fleet.link.name}, which every step pays")
     if p.pp > STAGES_WELL:
         notes.append(f"{p.pp} pipeline stages: above {STAGES_WELL} bubble and hand-overs cost more than they give")
     if p.pp > 1 and len(set(fleet.memory_gib)) > 1 and not p.partition:
@@ -241,19 +260,26 @@ def _notes(r: PlanRequest, best: Option | None, nodes: int) -> list[str]:
         notes.append(f"{fleet.cards_per_node % p.cards} card(s) of every node stay unused")
     if p.cards > fleet.cards_per_node and p.tp < fleet.group:
         notes.append("a wider tensor parallel size inside the node would need fewer hops between nodes")
-    if nodes and r.fleet.nodes is not None and r.demand_given and best.needed is not None and best.works:
-        if best.nodes > r.fleet.nodes:
-            carried = best.rate_max_s * _replicas_on(best, r.fleet.nodes)
-            notes.append(
-                f"the demand needs {best.nodes:,} nodes, {r.fleet.nodes:,} are there; "
-                f"they carry {carried:,.1f} of {r.demand.rate_s:,.1f} requests/s"
-            )
-        elif best.nodes < r.fleet.nodes:
-            notes.append(f"{best.nodes} nodes would hold the demand, {r.fleet.nodes} are there and paid for")
-    if r.arch.fmt.precision == "fp8" and not r.fleet.hardware.fp8_tflops:
-        notes.append(f"{r.fleet.hardware.name} has no fp8 units: weights are widened, memory is saved but no time")
-    if not r.demand_given:
-        notes.append("no demand given: rates and costs are for one request/s of 1,000 + 200 tokens, to have figures")
+    return notes
+
+
+def _fleet_notes(r: PlanRequest, best: Option, now: Waiting | None, carried: float, held: float) -> list[str]:
+    card, there, notes = r.fleet.hardware, r.fleet.nodes, []
+    if there is not None and r.demand_given and best.needed is not None and best.works:
+        if best.nodes > there:
+            asked = r.demand.rate_s
+            says = f"the demand needs {best.nodes:,} nodes, {there:,} are there: they carry "
+            says += f"{carried:,.2f} of {asked:,.2f} requests/s" if carried < asked else f"all {asked:,.2f} requests/s"
+            late = [c for c in now.per_class if not c.holds] if now else []
+            if late:
+                says += f", but the first token of {late[0].name} takes {late[0].ttft_p99_s:,.2f} s (P99)"
+            notes.append(f"{says}; within every target {held:,.2f}")
+        elif best.nodes < there:
+            notes.append(f"{best.nodes} nodes would hold the demand, {there} are there and paid for")
+    if r.arch.fmt.precision == "fp8" and not card.fp8_tflops:
+        notes.append(f"{card.name} has no fp8 units: weights are widened, memory is saved but no time")
+    if card.slice_of:
+        notes.append(f"cards are MIG slices of the {card.slice_of}: one engine each, nothing joins them")
     return notes
 
 
@@ -299,6 +325,8 @@ def sweep(
     """
     demand = r.demand.with_targets(r.targets)
     hardware = list(cards) or [h for h in HARDWARE.values() if h.link != "none" and h.name != "GB10"]
+    if r.profile is not None:
+        raise ConfigError("A profile is of one replica on one card; a sweep compares cards.", param="profile")
     rows: list[SweepRow] = []
     for card in hardware:
         for name, arch in architectures.items():

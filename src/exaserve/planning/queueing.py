@@ -28,6 +28,7 @@ __all__ = [
     "Steady",
     "Waiting",
     "erlang_c",
+    "held_rate",
     "replicas_for",
     "saturation",
     "steady",
@@ -160,6 +161,30 @@ def saturation(p: EngineProfile, d: TrafficDemand, tpot_s: float = math.inf) -> 
         if high - low < 1e-4 * high:
             break
     return low, limit or _full(p, steady(p, d, high), tpot_s)
+
+
+def held_rate(
+    p: EngineProfile, d: TrafficDemand, replicas: int, tpot_s: float, rate_max: float, saturated_s: float
+) -> float:
+    """Highest rate of this mix that ``replicas`` carry within every target, requests/s in total; 0 where none is.
+
+    ``rate_max`` and ``saturated_s`` are one replica's, within and without the target per token.
+    """
+
+    def holds(rate_s: float) -> bool:
+        found = waiting(p, d.at(rate_s), replicas, saturated_s)
+        return found is not None and found.holds(tpot_s)
+
+    low, high = 0.0, rate_max * replicas
+    if high <= 0 or holds(high):
+        return high
+    for _ in range(20):
+        middle = (low + high) / 2
+        if holds(middle):
+            low = middle
+        else:
+            high = middle
+    return low
 
 
 def erlang_c(servers: int, utilisation: float) -> float:

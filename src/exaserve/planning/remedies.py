@@ -33,6 +33,9 @@ def remedies(failed: MemoryPlan, cards_max: int) -> list[str]:
         tried.append((f"--gpu-memory-utilization {UTILIZATION_MOST}", share))
     if r.kv_bytes > 1:
         tried.append(("--kv-cache-dtype fp8", replace(r, kv_bytes=1.0)))
+    if r.graphs_inside:
+        tried.append(("VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS=0", replace(r, graphs_counted=False)))
+        tried.append(("--enforce-eager", replace(r, eager=True)))
     p = r.placement
     sizes = [(2 * p.tp, p.pp), (4 * p.tp, p.pp), (p.tp, 2 * p.pp), (p.tp, 4 * p.pp)]
     for tp, pp in sizes:
@@ -49,5 +52,7 @@ def remedies(failed: MemoryPlan, cards_max: int) -> list[str]:
             flag = f"{flag} --max-model-len {plan.result.max_model_len}"
             plan = plan_memory(replace(changed, max_model_len=plan.result.max_model_len))
         if plan.fits:
-            found.append(f"{flag}: {plan.tokens:,} tokens")
+            # Graphs that are not counted are captured into what the share leaves: too little there ends the start.
+            beside = f" (but {plan.warnings[0]})" if plan.warnings and "graphs" in plan.warnings[0] else ""
+            found.append(f"{flag}: {plan.tokens:,} tokens{beside}")
     return found

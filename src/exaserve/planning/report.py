@@ -139,6 +139,7 @@ def plan_dict(plan: ClusterPlan) -> dict[str, Any]:
         "load": _waiting_dict(plan.now),
         "capacity_s": dict(plan.capacity),
         "mixed_capacity_s": plan.mixed_capacity_s,
+        "held_s": plan.held_s,
         "headroom": [asdict(h) for h in plan.headroom],
         "pools": [
             {

@@ -32,7 +32,7 @@ def verdicts(r: PlanRequest, best: Option | None) -> list[Objection]:
             Objection(
                 "low-demand",
                 f"{r.demand.per_day:,.0f} requests a day are below {REQUESTS_PER_DAY_LEAST:,}",
-                _single(best) if best else "rent tokens from a hosted service",
+                _single(best) if best and best.works else "rent tokens from a hosted service",
             )
         )
     if size < PARAMETERS_B_LEAST and r.demand_given and (best is None or best.cards <= r.fleet.cards_per_node):

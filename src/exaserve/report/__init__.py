@@ -2,7 +2,7 @@
 
 from exaserve.report.page import Cell, Figure, page, table
 from exaserve.report.runs import GateView, HeatView, RunView, ScenarioView, StepView, runs_report
-from exaserve.report.svg import Series, bars, heat, lines, percentiles
+from exaserve.report.svg import Point, Series, bars, heat, lines, percentiles, scatter
 from exaserve.report.words import number, seconds
 
 __all__ = [
@@ -10,6 +10,7 @@ __all__ = [
     "Figure",
     "GateView",
     "HeatView",
+    "Point",
     "RunView",
     "ScenarioView",
     "Series",
@@ -21,6 +22,7 @@ __all__ = [
     "page",
     "percentiles",
     "runs_report",
+    "scatter",
     "seconds",
     "table",
 ]

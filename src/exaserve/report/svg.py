@@ -13,7 +13,7 @@ from html import escape
 
 from exaserve.report.words import seconds
 
-__all__ = ["SERIES_MAX", "Series", "bars", "heat", "lines", "percentiles"]
+__all__ = ["SERIES_MAX", "Point", "Series", "bars", "heat", "lines", "percentiles", "scatter"]
 
 WIDTH, HEIGHT = 480, 280
 LEFT, RIGHT, TOP, BOTTOM = 66, 16, 12, 42
@@ -176,6 +176,70 @@ def lines(
         parts.append(f'<path class="limit" d="M{LEFT} {y(limit):.1f}H{LEFT + INNER_W}"/>')
     parts += [_path(s, x, y) for s in series]
     return "".join(parts) + "</svg>" + _legend(series)
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """One circle of a scatter plot.
+
+    Attributes:
+        colour: number of its colour. radius: in units of the drawing. label: beside it; about: shown when pointed at.
+    """
+
+    x: float
+    y: float
+    colour: int = 0
+    radius: float = 5.0
+    label: str = ""
+    about: str = ""
+
+
+_LETTER, _LINE = 6.6, 12.0
+"""Width of a letter and height of a line of a label, in units of the drawing."""
+
+
+def scatter(points: Sequence[Point], groups: Sequence[str], label: str, x_label: str, y_label: str) -> str:
+    """Circles over two axes, each logarithmic where its values differ much. Labels never cover each other: one that has
+    no free place beside its circle is left out (it is still shown when pointed at).
+
+    Args:
+        groups: names of the colours, in their order.
+    """
+    x = _Axis([p.x for p in points], LEFT, LEFT + INNER_W)
+    y = _Axis([p.y for p in points], TOP + INNER_H, TOP)
+    parts = [_open(label), *_frame(x_label, y, _plain, [(x(t), _plain(t)) for t in x.ticks()])]
+    parts.append(f'<text class="label" x="{LEFT - 60}" y="{TOP - 2}">{escape(y_label)}</text>')
+    for p in points:
+        about = f"<title>{escape(p.about)}</title>" if p.about else ""
+        parts.append(
+            f'<circle class="bar s{p.colour % SERIES_MAX}" cx="{x(p.x):.1f}" cy="{y(p.y):.1f}" r="{p.radius:g}" '
+            f'fill-opacity=".6">{about}</circle>'
+        )
+    taken: list[tuple[float, float, float, float]] = []
+    for p in points:
+        place = _place(p, x(p.x), y(p.y), taken) if p.label else None
+        if place is not None:
+            taken.append(place)
+            parts.append(f'<text x="{place[0]:.1f}" y="{place[3] - 3:.1f}">{escape(p.label)}</text>')
+    return "".join(parts) + "</svg>" + _legend([Series(name, (), (), i) for i, name in enumerate(groups)])
+
+
+def _place(
+    p: Point, at: float, up: float, taken: Sequence[tuple[float, float, float, float]]
+) -> tuple[float, float, float, float] | None:
+    """Left, top, right and bottom of a free place for a label, beside, above or below its circle; None if none is."""
+    width = _LETTER * len(p.label)
+    gap = p.radius + 3
+    starts = [(at + gap, 0.0), (at - gap - width, 0.0), (at - width / 2, -gap - 2), (at - width / 2, gap + _LINE - 2)]
+    starts += [(at + gap, shift) for shift in (-_LINE, _LINE, -2 * _LINE, 2 * _LINE)]
+    for left, shift in starts:
+        box = (left, up + shift - _LINE / 2, left + width, up + shift + _LINE / 2)
+        inside = box[0] >= LEFT and box[2] <= WIDTH - 2 and box[1] >= TOP and box[3] <= TOP + INNER_H
+        if inside and not any(
+            box[0] < other[2] and other[0] < box[2] and box[1] < other[3] and other[1] < box[3] for other in taken
+        ):
+            return box
+    return None
 
 
 _NINES = (0.0, 0.5, 0.9, 0.99, 0.999, 0.9999)
