@@ -62,8 +62,8 @@ def test_from_0_21_on_graphs_come_out_of_the_cache_and_the_largest_model_is_refu
 
 
 def test_what_takes_the_graphs_out_again() -> None:
-    for change in ({"graphs_counted": False}, {"eager": True}):
-        assert plan_memory(start("0.26", **change)).fits
+    assert plan_memory(start("0.26", graphs_counted=False)).fits
+    assert plan_memory(start("0.26", eager=True)).fits
     helps = make_plan(
         ask(BIG, demand_given=False, version=parse_engine("0.26"), tp=8, pp=1, max_model_len=131_072)
     ).notes
