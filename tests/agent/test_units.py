@@ -27,6 +27,7 @@ from exaserve.agent.meters import Meters
 from exaserve.agent.node import NodeAgent
 from exaserve.agent.plan import plan_node
 from exaserve.agent.ports import Hold
+from exaserve.agent.state_folder import StateFolder
 from exaserve.config import AgentSettings, Cluster, NodeEntry, Pool
 from exaserve.domain.errors import ConfigError
 from exaserve.observe import EventLog
@@ -64,6 +65,7 @@ async def node(
     clock: Callable[[], float] = time.monotonic,
     log_path: Path | None = None,
     host: Any = None,
+    state: StateFolder | None = None,
     **pool,
 ) -> AsyncIterator[Any]:
     entry = NodeEntry(name="n", address="127.0.0.1")
@@ -84,6 +86,7 @@ async def node(
         rng=Random(0),
         engine_api_key=api_key,
         clock=clock,
+        state=state,
     )
     agent.lines = lines  # type: ignore[attr-defined]
     agent.start()

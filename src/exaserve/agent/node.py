@@ -15,6 +15,7 @@ from exaserve.agent.meters import Meters
 from exaserve.agent.plan import UnitPlan
 from exaserve.agent.reloading import Reloader
 from exaserve.agent.sampler import Sample
+from exaserve.agent.state_folder import Hold, StateFolder, hold_after
 from exaserve.agent.unit import ReplicaUnit
 from exaserve.agent.uplink import Uplink
 from exaserve.agent.watch_runner import Watching
@@ -33,8 +34,10 @@ _TELL_AFTER_S = 0.1
 one: what a gateway hears of a node is then about the same in a cluster of any size. What takes a replica out of service
 waits for nothing."""
 _FIGURES_EVERY_S = 1.0
-_LINES_MAX = 2000
-"""Lines of a log that one answer may hold."""
+_LINES_MAX, _LOG_CHARS_MAX = 2000, 1_000_000
+"""Of logs in one answer."""
+_KEEP_S = 2.0
+"""For a disk to take a hold; a verb is carried out without it."""
 
 
 class NodeAgent:
@@ -47,7 +50,11 @@ class NodeAgent:
         host: where engines run.
         meters: the machine's figures; shared by agents that share a machine.
         engine_api_key: what the engines want as bearer token, "" for none.
+        state: its folder, which it opens at once; None keeps nothing.
         clock: monotonic seconds.
+
+    Raises:
+        ConfigError: another agent has the folder.
     """
 
     def __init__(
@@ -63,6 +70,7 @@ class NodeAgent:
         token: bytes | None = None,
         engine_api_key: str = "",
         tls: ssl.SSLContext | None = None,
+        state: StateFolder | None = None,
         rng: Random | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -75,6 +83,10 @@ class NodeAgent:
         self._meters = meters
         self._host = host
         self._engine_api_key = engine_api_key
+        self._state = state
+        self._holds: dict[str, Hold] = {} if state is None else state.open()
+        if state is not None and state.problem:
+            log.warning("holds_not_read", node=node, why=state.problem)
         self.units: dict[ReplicaId, ReplicaUnit] = {}
         self._index: dict[ReplicaId, int] = {}
         """Each replica's place in batches: stays its own while it is known, then is another's."""
@@ -130,6 +142,8 @@ class NodeAgent:
                 if timer is not None:
                     timer.cancel()
             await asyncio.gather(*(uplink.close() for uplink in self.uplinks))
+            if self._state is not None:
+                self._state.close()
 
     def hurry(self) -> None:
         """Ends all draining: what is in flight is cut."""
@@ -179,6 +193,7 @@ class NodeAgent:
             self._unit_changed,
             self._clock,
             self._engine_api_key,
+            self._holds.get(replica),
         )
         if replica not in self._index:
             taken = set(self._index.values())
@@ -358,14 +373,39 @@ class NodeAgent:
         if verb.name == "logs":
             return VerbResult(verb.ref, ok=True, lines=self._logs(units, max(1, min(verb.lines_max, _LINES_MAX))))
         lines = tuple(unit.ask(verb.name, verb.drain_s) for unit in units)
+        if why := await self._hold(verb.name, units):
+            self.log.warning("hold_not_kept", node=self.node, verb=verb.name, why=why)
+            lines = (*lines, f"not kept for when the agent of {self.node} is started anew: {why}")
         return VerbResult(verb.ref, ok=True, lines=lines)
+
+    async def _hold(self, verb: str, units: Sequence[ReplicaUnit]) -> str:
+        """Keeps what the verb holds or sets free; why that could not be kept on disk, "" where it could."""
+        before = dict(self._holds)
+        for unit in units:
+            held = hold_after(verb, self._holds.pop(unit.spec.id, None))
+            if held is not None:
+                self._holds[unit.spec.id] = held
+        if self._state is None or self._holds == before:
+            return ""
+        try:
+            async with asyncio.timeout(_KEEP_S):
+                keep = asyncio.get_running_loop().run_in_executor(None, self._state.keep, dict(self._holds))
+                return await keep
+        except TimeoutError:
+            return f"the disk did not answer within {_KEEP_S:g} s"
 
     def _logs(self, units: Sequence[ReplicaUnit], lines_max: int) -> tuple[str, ...]:
         lines: list[str] = []
         for unit in units:
             tail = unit.engine.tail(lines_max) if unit.engine is not None else unit.last_words[-lines_max:]
             lines += [f"{unit.spec.id} | {line}" if len(units) > 1 else line for line in tail]
-        return tuple(lines[-_LINES_MAX:])
+        room, kept = _LOG_CHARS_MAX, list[str]()
+        for line in reversed(lines[-_LINES_MAX:]):  # the newest ones matter most
+            room -= len(line)
+            if room < 0:
+                break
+            kept.append(line)
+        return tuple(reversed(kept))
 
     def states(self) -> dict[str, UnitState]:
         return {replica: unit.state for replica, unit in self.units.items()}

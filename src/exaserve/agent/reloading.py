@@ -175,7 +175,7 @@ class Reloader:
         for number, plan in enumerate(plans, 1):
             await self._agent.end(plan.spec.id)
             unit = self._agent.put(plan)
-            while not unit.ready and number < len(plans):
+            while not unit.ready and not unit.held and number < len(plans):
                 if unit.state in _GIVEN_UP:
                     kept = ", ".join(each.spec.id for each in plans[number:])
                     self._log.error(

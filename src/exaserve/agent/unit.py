@@ -18,6 +18,7 @@ from exaserve.agent.lifecycle import HAS_PROCESS, UnitEvent, UnitState, transiti
 from exaserve.agent.plan import UnitPlan
 from exaserve.agent.policy import HangWatch, RestartPolicy, diagnose, telling
 from exaserve.agent.sampler import Sample, Sampler
+from exaserve.agent.state_folder import Hold
 from exaserve.agent.tasks import where_failed
 from exaserve.config import AgentSettings
 from exaserve.domain.errors import ConfigError
@@ -46,6 +47,7 @@ class ReplicaUnit:
         on_change: called after each change of state or readiness.
         clock: monotonic seconds.
         api_key: what the engine wants as bearer token from probes and samples, "" for none.
+        held: what an operator asked for before; a restart verb ends it.
 
     Attributes:
         state / reason / since: of the life cycle.
@@ -64,11 +66,12 @@ class ReplicaUnit:
         on_change: Callable[[ReplicaUnit], None],
         clock: Callable[[], float] = time.monotonic,
         api_key: str = "",
+        held: Hold | None = None,
     ) -> None:
         self.plan = plan
         self.spec = plan.spec
         self.state = UnitState.STOPPED
-        self.reason = "not started yet"
+        self.reason = "stopped by an operator, until exaserve restart" if held == "stop" else "not started yet"
         self.since = clock()
         self.well = False
         self.restarts = 0
@@ -88,8 +91,8 @@ class ReplicaUnit:
         self._hang = HangWatch(settings.hang_s)
         self._fetcher: Fetcher | None = None
         self._dialect = 0
-        self._wish: Wish = "run"
-        self._drain = False
+        self._wish: Wish = "stop" if held == "stop" else "run"
+        self._drain = held == "drain"
         self._drain_s = settings.drain_s
         self._drain_until = 0.0
         self._event = asyncio.Event()
@@ -108,6 +111,11 @@ class ReplicaUnit:
     def serving(self) -> bool:
         """Whether its figures are worth sampling."""
         return self.state in (UnitState.READY, UnitState.DRAINING)
+
+    @property
+    def held(self) -> bool:
+        """Whether an operator keeps it from taking requests."""
+        return self._drain or self._wish == "stop"
 
     def start(self) -> None:
         self._task = asyncio.get_running_loop().create_task(self._run())

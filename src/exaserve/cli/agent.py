@@ -24,6 +24,7 @@ from exaserve.config import (
     load_cluster,
     read_environment,
     read_secret,
+    state_folder,
 )
 from exaserve.config import split_address as split
 from exaserve.domain.errors import ConfigError
@@ -239,12 +240,16 @@ def _plans(cluster: Cluster, nodes: Iterable[NodeEntry]) -> dict[str, tuple[Unit
     """What each of these nodes has to run, by the node's name."""
     from exaserve.agent.machine import allowed_cpus, read_machine
     from exaserve.agent.plan import plan_node
-    from exaserve.config import state_folder
     from exaserve.local.commands import emulated_argv
 
     machine = read_machine(allowed=allowed_cpus())
-    folder = Path(cluster.agents.state_dir) if cluster.agents.state_dir else state_folder()
+    folder = _folder(cluster)
     return {node.name: plan_node(cluster, node, machine, folder / node.name, emulated_argv) for node in nodes}
+
+
+def _folder(cluster: Cluster) -> Path:
+    """Where nodes have their folders."""
+    return Path(cluster.agents.state_dir) if cluster.agents.state_dir else state_folder()
 
 
 async def _stop(agents: list[NodeAgent], force: asyncio.Event, log: EventLog) -> None:
@@ -261,12 +266,17 @@ async def _stop(agents: list[NodeAgent], force: asyncio.Event, log: EventLog) ->
 
 
 def build(cluster: Cluster, nodes: tuple[NodeEntry, ...], log: EventLog) -> tuple[list[NodeAgent], Any]:
-    """The agents of these nodes, and the machine's meters that they share; nothing is started yet."""
+    """The agents of these nodes, and the machine's meters that they share; nothing is started yet.
+
+    Raises:
+        ConfigError: a file cannot be used, or another agent has a node's folder.
+    """
     import time
 
     from exaserve.agent.host import ProcessHost
     from exaserve.agent.meters import Meters
     from exaserve.agent.node import NodeAgent
+    from exaserve.agent.state_folder import StateFolder
     from exaserve.local.null_host import MixedHost, NullHost
     from exaserve.wire.tls import mutual_tls
 
@@ -277,6 +287,13 @@ def build(cluster: Cluster, nodes: tuple[NodeEntry, ...], log: EventLog) -> tupl
     gateways = _gateways(cluster, token)
     tls = mutual_tls("client", settings.tls_cert, settings.tls_key, settings.tls_ca)
     plans = _plans(cluster, nodes)
+    alone = len(nodes) == 1
+
+    def state(node: str) -> StateFolder | None:
+        """Of several nodes in one process, a trial, nothing is kept; and null engines have no use for a folder."""
+        processes = any(plan.argv for plan in plans[node])
+        return StateFolder(_folder(cluster) / node, keeps=alone) if alone or processes else None
+
     host = MixedHost(ProcessHost(settings.stop_s, settings.log_bytes_max), NullHost())
     meters = Meters(time.monotonic)
     agents = [
@@ -291,6 +308,7 @@ def build(cluster: Cluster, nodes: tuple[NodeEntry, ...], log: EventLog) -> tupl
             token=None if token is None else token.encode(),
             engine_api_key=key,
             tls=tls,
+            state=state(node.name),
         )
         for node in nodes
     ]

@@ -19,6 +19,7 @@ def stop(
     admin_url: AdminUrl = None,
     admin_token_file: TokenFile = None,
 ) -> None:
-    """Drain a node's replicas, or one of them, and stop them. They stay stopped until ``exaserve restart``."""
+    """Drain a node's replicas, or one of them, and stop them. They stay stopped until ``exaserve restart``,
+    also when the node's agent is started anew."""
     for line in send_verb("stop", target, admin_url, admin_token_file, drain_s=drain_s):
         typer.echo(line)
