@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from itertools import pairwise
 from random import Random
 
 import pytest
@@ -15,7 +14,6 @@ from exaserve.domain.replica import ReplicaSpec
 from exaserve.domain.request import Outcome, Usage
 from exaserve.scheduling import Placement, Refusal, Scheduler, SchedulerConfig, block_hashes
 from exaserve.scheduling.entropy import cost, terms
-from exaserve.scheduling.learning import PrefillModel, Speed
 
 
 def place(scheduler: Scheduler, now: float, **kw: object) -> Placement:
@@ -279,7 +277,7 @@ def test_eight_blind_gateways_do_not_choose_the_same_replica() -> None:
 def test_the_fast_loop_prices_as_the_definition_does(
     events: list[tuple[int, int, bool, str, float]], prompt: int
 ) -> None:
-    scheduler = Scheduler(SchedulerConfig(tie_s=0.0, tie_share=0.0), Random(0))
+    scheduler = Scheduler(SchedulerConfig(tie_s=0.0, tie_share=0.0, tie_idle_share=0.0), Random(0))
     for k in range(4):
         scheduler.add(ReplicaSpec(rid(k), f"http://r{k}", ("m",), kv_tokens_max=80_000), 0.0)
         scheduler.set_health(rid(k), True, "up", 0.25 + 0.25 * k)
@@ -322,23 +320,3 @@ def test_forced_scores_replace_the_cost(build: Build) -> None:
     assert {place(scheduler, 0.0).replica_id for _ in range(10)} == {rid(0)}
     with pytest.raises(ValueError, match="score"):
         scheduler.force_score(rid(0), -1.0)
-
-
-def test_prefill_time_grows_faster_than_length_where_attention_says_so() -> None:
-    model = PrefillModel(8000.0, 0.25, 10.0)
-    rng = Random(3)
-    for _ in range(300):
-        tokens = rng.choice([327, 4218, 12_842])
-        model.observe(tokens, (1e-4 * tokens + 5e-9 * tokens * tokens) * rng.uniform(0.9, 1.1))
-    for tokens in (327, 4218, 12_842):
-        assert model.seconds(tokens) == pytest.approx(1e-4 * tokens + 5e-9 * tokens * tokens, rel=0.06)
-
-
-@given(st.lists(st.tuples(st.integers(1, 200_000), st.floats(0.0, 100.0)), max_size=50))
-def test_a_fitted_model_never_predicts_nonsense(observations: list[tuple[int, float]]) -> None:
-    model = PrefillModel(8000.0, 0.25, 10.0)
-    speed = Speed(model, 0.25, 10.0)
-    for tokens, took in observations:
-        speed.observe(tokens, took)
-    times = [model.seconds(t) * speed.factor for t in (1, 100, 10_000, 1_000_000)]
-    assert all(0 < a <= b < math.inf for a, b in pairwise(times))

@@ -26,9 +26,15 @@ class SchedulerConfig:
         tie_s: costs closer than this are equal, seconds, and equals take turns.
         tie_share: likewise, as a share of the cost. Wider spreads an idle pool's work, narrower follows small
             differences.
+        tie_idle_share: likewise, where the first of them has nothing to do at all: with one request at a time little is
+            known of the others' speeds, and each would keep the turn that it happens to have.
         prefill_tokens_per_s: assumed until first bytes or a calibration say better.
+        learn_span / learn_span_calibrated: largest factor, either way, by which the learned rate may differ from that
+            assumption, and from a calibrated rate. Narrower bounds what odd traffic can teach, wider follows odd
+            machines.
         prior_busy_s: weight of that assumption, seconds of observed prefill that count as much as it does.
-        learn_window_s: seconds of observed prefill after which an observation has lost half its weight.
+        learn_window_s: seconds of observed prefill after which an observation has lost half its weight, and of one
+            replica's seconds without any.
         decode_weight: share of the decode slow-down (mine by others and others by me) that counts as cost. 1 would
             trade a second of total latency for a second of time to first token.
         stall_weight: how much a second that one running sequence stands still for a prefill counts, against a second of
@@ -67,7 +73,10 @@ class SchedulerConfig:
     foreign_share: float = 0.25
     tie_s: float = 0.001
     tie_share: float = 0.03
+    tie_idle_share: float = 0.2
     prefill_tokens_per_s: float = 8_000.0
+    learn_span: float = 1000.0
+    learn_span_calibrated: float = 10.0
     prior_busy_s: float = 0.25
     learn_window_s: float = 10.0
     decode_weight: float = 0.5

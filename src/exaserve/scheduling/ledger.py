@@ -82,7 +82,7 @@ class ReplicaLedger(Idler):
 
     __slots__ = (
         "_rate_version", "decode_s", "decoding", "depth", "drain_at", "eligible", "extra_s", "failure_cost_s",
-        "failures", "foreign_s", "head_s", "id", "idle_set", "index", "inflight", "kv", "need_free", "penalty",
+        "failures", "foreign_s", "head_s", "id", "idle_set", "index", "inflight", "kv", "need_free", "observed_at", "penalty",
         "pending", "pending_s", "per_pair_s", "per_token_s", "placed_total", "prices", "prompt_max", "room", "running",
         "seen", "spec", "speed", "stall", "standing", "told", "turf", "url",
     )  # fmt: skip
@@ -129,7 +129,7 @@ class ReplicaLedger(Idler):
         self.inflight = self.told = self.decoding = self.placed_total = 0
         self.pending = []
         self.pending_s = self.head_s = self.foreign_s = 0.0
-        self.drain_at = now
+        self.drain_at = self.observed_at = now
         self.depth = self.running = 0
         self.decode_s = 0.0
         self.spec = spec
@@ -185,7 +185,10 @@ class ReplicaLedger(Idler):
             return
         self._advance(now)
         if charge.phase == Charge.PENDING:
-            self._observe_prefill(charge, now)
+            # Where other gateways place work here too, the time since the one before holds their prefill as well and the
+            # rate comes out as the share that is left for us. That is wanted: in the simulator, correcting for it made
+            # eight gateways worse.
+            self._observe(charge, now, now - max(charge.placed_at, self.drain_at))
             self._leave_pending(charge)
             self.drain_at = now
         self.refresh()
@@ -238,22 +241,23 @@ class ReplicaLedger(Idler):
             self._leave_pending(head)
             self.drain_at = done_at
 
-    def _observe_prefill(self, charge: Charge, now: float) -> None:
-        """Learn the prefill rate from a first byte: its tokens, over the time since the one before or its placement.
-
-        Where other gateways place work here too, that time holds their prefill as well and the rate comes out as the
-        share that is left for us. That is wanted: in the simulator, correcting for it made eight gateways worse.
-        """
-        self._observe(charge.tokens, now - max(charge.placed_at, self.drain_at))
-
     def _observe_whole(self, charge: Charge, now: float) -> None:
         """A plain answer took prefill *and* decode, so it can only show that prefill is faster than believed."""
         took = now - max(charge.placed_at, self.drain_at)
         if took < charge.work_s:
-            self._observe(charge.tokens, took)
+            self._observe(charge, now, took)
 
-    def _observe(self, tokens: int, took_s: float) -> None:
-        if self.speed.observe(tokens, took_s):
+    def _observe(self, charge: Charge, now: float, took_s: float) -> None:
+        self.observed_at = now
+        if self.speed.observe(charge.tokens, took_s):
+            self._set_rate()
+
+    def fade(self, now: float) -> None:
+        """Let go of what was learned of a speed that nobody sees any more: one that is thought slow gets no requests
+        that could show otherwise."""
+        if now - self.observed_at > self.prices.config.learn_window_s:
+            self.observed_at = now
+            self.speed.fade()
             self._set_rate()
 
     def _set_rate(self) -> None:

@@ -102,8 +102,10 @@ class Membership:
         key = (spec.engine, spec.models, spec.prefill_tokens_per_s)
         if key not in self._speeds:
             config = self._config
-            rate = spec.prefill_tokens_per_s or config.prefill_tokens_per_s
-            self._speeds[key] = PrefillModel(rate, config.prior_busy_s, config.learn_window_s)
+            rate, span = spec.prefill_tokens_per_s, config.learn_span_calibrated
+            if not rate:
+                rate, span = config.prefill_tokens_per_s, config.learn_span
+            self._speeds[key] = PrefillModel(rate, config.prior_busy_s, config.learn_window_s, span)
         return self._speeds[key]
 
     def _take_index(self) -> int:

@@ -182,11 +182,14 @@ class Scheduler:
                 self.report(msgspec.structs.replace(last, seq=seq, taken_at=taken_at), now)
 
     def tick(self, now: float) -> None:
-        """Stop believing reports that are too old. Call about as often as reports should come."""
+        """Stop believing reports, and speeds, that are too old. Call about as often as reports should come."""
         oldest = now - self.config.report_stale_s
+        unseen = now - self.config.learn_window_s
         for ledger in self._ledgers.values():
             if ledger.seen.at < oldest:
                 ledger.expire_report(now)
+            if ledger.observed_at < unseen:
+                ledger.fade(now)
 
     def signal_missing(self) -> Mapping[str, int]:
         """Decisions taken without a signal that the policy wanted, by signal."""

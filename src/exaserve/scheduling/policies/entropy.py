@@ -27,7 +27,7 @@ _CACHED_HOLDERS_MAX = 4
 
 class Entropy:
     __slots__ = (
-        "_context", "_full_scan_max", "_keep", "_memory_size", "_runner_up", "_sample_size", "_tie_s",
+        "_context", "_full_scan_max", "_keep", "_keep_idle", "_memory_size", "_runner_up", "_sample_size", "_tie_s",
     )  # fmt: skip
 
     def __init__(self, context: PolicyContext) -> None:
@@ -38,6 +38,7 @@ class Entropy:
         self._memory_size = config.memory_size
         self._tie_s = config.tie_s
         self._keep = 1.0 - config.tie_share
+        self._keep_idle = 1.0 - max(config.tie_share, config.tie_idle_share)
         self._runner_up: ReplicaLedger | None = None
 
     def pick(self, pool: ModelPool, facts: RequestFacts, now: float, exclude: Collection[ReplicaId]) -> Pick | None:
@@ -76,7 +77,7 @@ class Entropy:
         Args:
             held: ``(bits, tokens)``, deepest first: the replicas in ``bits`` need to compute only that many tokens.
         """
-        tie_s, keep = self._tie_s, self._keep
+        tie_s, keep, keep_idle = self._tie_s, self._keep, self._keep_idle
         tokens = chosen = prompt = float(facts.prompt_tokens) or 1.0
         need = facts.prompt_tokens + facts.output_tokens
         best: ReplicaLedger | None = None
@@ -106,7 +107,7 @@ class Entropy:
             if work < below:
                 second = best
                 best, least, chosen = ledger, work, tokens
-                below = work * keep - tie_s
+                below = work * (keep if queued or ledger.extra_s else keep_idle) - tie_s
         self._runner_up = second
         return None if best is None else Pick(best, least, int(prompt - chosen))
 
