@@ -82,9 +82,9 @@ class ReplicaLedger(Idler):
 
     __slots__ = (
         "_rate_version", "decode_s", "decoding", "depth", "drain_at", "eligible", "extra_s", "failure_cost_s",
-        "failures", "foreign_s", "head_s", "id", "idle_set", "index", "inflight", "kv", "need_free", "observed_at", "penalty",
-        "pending", "pending_s", "per_pair_s", "per_token_s", "placed_total", "prices", "prompt_max", "room", "running",
-        "seen", "spec", "speed", "stall", "standing", "told", "turf", "url",
+        "failures", "foreign_s", "head_s", "id", "idle_set", "index", "inflight", "kv", "need_free", "observed_at",
+        "penalty", "pending", "pending_s", "per_pair_s", "per_token_s", "placed_total", "prices", "prompt_max", "room",
+        "running", "seen", "spec", "speed", "stall", "standing", "told", "turf", "url",
     )  # fmt: skip
 
     # Compiled, they lie in memory in this order: what a scan reads of each of its candidates, in two cache lines, then
@@ -185,9 +185,9 @@ class ReplicaLedger(Idler):
             return
         self._advance(now)
         if charge.phase == Charge.PENDING:
-            # Where other gateways place work here too, the time since the one before holds their prefill as well and the
-            # rate comes out as the share that is left for us. That is wanted: in the simulator, correcting for it made
-            # eight gateways worse.
+            # Where other gateways place work here too, the time since the one before holds their prefill as well, and
+            # the rate comes out as the share that is left for us. That is wanted: in the simulator, correcting for it
+            # made eight gateways worse.
             self._observe(charge, now, now - max(charge.placed_at, self.drain_at))
             self._leave_pending(charge)
             self.drain_at = now
@@ -291,29 +291,32 @@ class ReplicaLedger(Idler):
                     break
                 newer += 1
                 newer_kv += charge.kv_tokens
+        if self._rate_version != self.speed.version:
+            self._set_rate()
         seen.take(report, len(pending), self.inflight + self.told, newer)
         waiting = seen.foreign_waiting
         self.foreign_s = waiting * self.prefill_s(mean_prompt_tokens) if waiting else 0.0
         if last is None or last.kv_tokens_max != report.kv_tokens_max:
             self._size_kv()
         self.kv.see(report.kv_use, newer_kv)
-        if self._rate_version != self.speed.version:
-            self._set_rate()
         self.refresh()
         return True
 
     def confirm(self, seq: int, taken_at: float) -> bool:
         """The last report's figures hold at ``taken_at`` too. False where that moves more than their age.
 
-        It does where the ledger has moved since, or where the report is not believed: then it is to be taken in full.
+        It does where the ledger has moved since, where the report is not believed, or where others' work that it shows
+        is to be priced at another rate: then it is to be taken in full.
         """
         seen = self.seen
-        if not seen.fresh or seen.placed_since or seen.progressed_since or self.kv.delta:
+        moved = seen.placed_since or seen.progressed_since or self.kv.delta
+        news = self._rate_version != self.speed.version
+        if not seen.fresh or moved or (news and self.foreign_s):
             return False
         if seq > seen.seq and taken_at > seen.at:
             seen.seq = seq
             seen.at = taken_at
-            if self._rate_version != self.speed.version:
+            if news:
                 self._set_rate()
         return True
 
