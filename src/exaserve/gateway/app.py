@@ -14,7 +14,7 @@ from random import Random
 
 import msgspec
 
-from exaserve.config import ClientLimits, Cluster, GatewaySettings, diff, join_address, read_environment
+from exaserve.config import ClientLimits, Cluster, GatewaySettings, join_address, read_environment
 from exaserve.domain.errors import ConfigError
 from exaserve.domain.replica import ReplicaId, ReplicaSpec
 from exaserve.gateway.admin.api import AdminServer
@@ -27,6 +27,7 @@ from exaserve.gateway.fleet.registries import Registries, sources_of, watch_file
 from exaserve.gateway.fleet.telemetry import Telemetry
 from exaserve.gateway.peers.peering import Peering
 from exaserve.gateway.peers.replication import Outbox, TellingScheduler
+from exaserve.gateway.reload import ClusterChange, Reloads, compare
 from exaserve.observe import EventLog, GatewayMetrics
 from exaserve.scheduling import Admission, Scheduler
 from exaserve.serving.fleet import Fleet
@@ -231,28 +232,32 @@ class Gateway:
 
         Returns what changed, one line each. What only a restart can change is said in the log and left as it is.
         """
-        changes = diff(self.cluster, cluster)
-        before = {spec.id: spec for spec in self.cluster.replicas()}
-        after = {spec.id: spec for spec in cluster.replicas()}
-        for replica in before.keys() - after.keys():
+        difference = compare(self.cluster, cluster)
+        self.take(difference)
+        return list(difference.lines)
+
+    def take(self, difference: ClusterChange) -> None:
+        """Carries out a reload; costs by what differs. Nothing else is touched, asked or probed again."""
+        cluster = difference.cluster
+        for replica in difference.removed:
             self._remove(replica)
-        for replica, spec in after.items():
-            if replica not in before:
-                if self.agents is not None and self.agents.adopt(replica):
-                    self._change(self.scheduler.states()[replica].spec, spec)
-                    continue
-                if self.registries is not None:
-                    self.registries.give_up(replica, "the cluster file")
-                self._add(spec)
-            elif spec != before[replica]:
-                self._change(before[replica], spec)
+        touched = {spec.id for _, spec in difference.changed}
+        for old, spec in difference.changed:
+            self._change(old, spec)
+        for spec in difference.added:
+            if self.agents is not None and self.agents.adopt(spec.id):
+                touched.add(spec.id)
+                self._change(self.scheduler.states()[spec.id].spec, spec)
+                continue
+            if self.registries is not None:
+                self.registries.give_up(spec.id, "the cluster file")
+            self._add(spec)
         if cluster.scheduling.policy != self.cluster.scheduling.policy:
             self.scheduler.set_policy(cluster.scheduling.policy)
-        for change in changes:
-            self.log.info("reload_change", change=change)
-        restart = [change for change in changes if not change.startswith(("replica ", "scheduling.strategy"))]
-        if restart:
-            self.log.warning("reload_needs_restart", settings=", ".join(each.split(":")[0] for each in restart))
+        for line in difference.lines:
+            self.log.info("reload_change", change=line)
+        if restart := difference.needs_restart:
+            self.log.warning("reload_needs_restart", settings=", ".join(restart))
         kept = self.cluster
         self.cluster = msgspec.structs.replace(
             kept,
@@ -263,10 +268,9 @@ class Gateway:
         if self.registries is not None:
             self.registries.reconcile("the cluster file")
         if self.agents is not None:
-            self.agents.retell()
-        self.log.info("reloaded", changes=len(changes), replicas=len(after))
+            self.agents.retell(touched)
+        self.log.info("reloaded", changes=len(difference.lines), replicas=len(self.scheduler.states()))
         self.core.wake()
-        return changes
 
     def _change(self, old: ReplicaSpec, spec: ReplicaSpec) -> None:
         """Another address or engine is another replica under the old name; all else is only a new description."""
@@ -394,26 +398,31 @@ async def serve(
     def on_stop() -> None:
         (force if stop.is_set() else stop).set()
 
+    def read() -> Cluster:
+        assert load is not None
+        return _as_fitted(load(), asked, settings.limits)
+
+    reloads = Reloads(gateway, read, log)
+
     def on_reload() -> None:
         if load is None:
             log.warning("reload_ignored", why="started without a cluster file")
-            return
-        try:
-            gateway.reload(_as_fitted(load(), asked, settings.limits))
-        except ConfigError as error:
-            log.error("reload_failed", error=error.message, kept="the configuration in use")
+        else:
+            reloads.ask()
 
     for number, handler in ((signal.SIGTERM, on_stop), (signal.SIGINT, on_stop), (signal.SIGHUP, on_reload)):
         loop.add_signal_handler(number, handler)
-    watching = None if watched is None else loop.create_task(watch_file(watched, on_reload))
+    tasks = [loop.create_task(reloads.run())]
+    if watched is not None:
+        tasks.append(loop.create_task(watch_file(watched, on_reload)))
     try:
         tune_gc()
         if ready is not None:
             ready(gateway)
         await stop.wait()
     finally:
-        if watching is not None:
-            watching.cancel()
+        for task in tasks:
+            task.cancel()
         await _stop(gateway, force)
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             loop.remove_signal_handler(number)

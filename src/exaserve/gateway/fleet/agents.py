@@ -11,7 +11,7 @@ import asyncio
 import secrets
 import socket
 import ssl
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from typing import Protocol
 
 from exaserve.config import join_address
@@ -146,15 +146,18 @@ class AgentServer:
         row.announced = False
         return True
 
-    def retell(self) -> None:
-        """Takes again what agents said last: a reload has described their replicas by the file alone."""
+    def retell(self, replicas: Collection[ReplicaId]) -> None:
+        """Takes again what agents said last of ``replicas``: a reload has described these by the file alone."""
         now = self.clock()
-        for connection in self.nodes.values():
-            for row in list(connection.rows.values()):
-                if row.owner is connection and row.told is not None and row.id in self.scheduler.states():
-                    row.ready = row.drained = False
-                    self._own(connection, row.told)
-                    self._apply(row, row.told, now)
+        for replica in replicas:
+            row = self.rows.get(replica)
+            if row is None or row.told is None or replica not in self.scheduler.states():
+                continue
+            connection = self.nodes.get(row.node)
+            if connection is not None and row.owner is connection:
+                row.ready = row.drained = False
+                self._own(connection, row.told)
+                self._apply(row, row.told, now)
 
     # ---- verbs --------------------------------------------------------------------------------------------------
     async def ask(
