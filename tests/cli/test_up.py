@@ -225,7 +225,7 @@ def test_a_program_that_is_not_there_is_named(tmp_path: Path) -> None:
     base = free_base()
     done = run_up(
         tmp_path,
-        f"model: m\nengine: command\nengine_command: [no-such-engine]\nbase_port: {base}\n"
+        f"model: m\nengine: command\nengine_command: [no-such-engine, '{{port}}']\nbase_port: {base}\n"
         f"gateway: {{port: {base + 4}, admin_port: {base + 5}}}\n",
     )
     assert done.returncode == 1

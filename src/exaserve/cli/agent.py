@@ -24,6 +24,7 @@ from exaserve.config import (
     load_cluster,
     read_environment,
     read_secret,
+    refuse_start,
     state_folder,
 )
 from exaserve.config import split_address as split
@@ -90,8 +91,9 @@ def agent(
         raise ConfigError("give a cluster file by --config, or --model", param="--config")
 
     cluster = load()
+    remarks = refuse_start(cluster, agent=True)
     nodes = cluster.nodes if all_nodes else (_this_node(cluster, node),)
-    _run(cluster, nodes, load if config is not None else None, log_level)
+    _run(cluster, nodes, load if config is not None else None, log_level, remarks)
 
 
 def _with_flags(cluster: Cluster, flags: dict[str, Any], key_file: str | None) -> Cluster:
@@ -163,7 +165,13 @@ def _gateways(cluster: Cluster, token: str | None) -> list[tuple[str, int]]:
     return found
 
 
-def _run(cluster: Cluster, nodes: tuple[NodeEntry, ...], load: Callable[[], Cluster] | None, log_level: str) -> None:
+def _run(
+    cluster: Cluster,
+    nodes: tuple[NodeEntry, ...],
+    load: Callable[[], Cluster] | None,
+    log_level: str,
+    remarks: list[str],
+) -> None:
     import uvloop
 
     from exaserve.observe import EventLog, LineSink
@@ -173,7 +181,10 @@ def _run(cluster: Cluster, nodes: tuple[NodeEntry, ...], load: Callable[[], Clus
         raise ConfigError(f"--log-level: {log_level!r} is none of {', '.join(LEVELS)}", param="--log-level")
     sink = LineSink(sys.stderr)
     try:
-        uvloop.run(_serve(cluster, nodes, EventLog(sink, level=log_level), load))
+        log = EventLog(sink, level=log_level)
+        for remark in remarks:
+            log.warning("config_remark", remark=remark)
+        uvloop.run(_serve(cluster, nodes, log, load))
     finally:
         sink.close()
 

@@ -25,10 +25,15 @@ def group() -> typer.Typer:
 
 
 def check(file: _File) -> None:
-    """Check FILE: every problem with its line, its field and the repair. Exit code 2 if there is one."""
-    from exaserve.config import load_cluster
+    """Check FILE as a start would: every problem with its line, its field and the repair. Exit code 2 if there is one.
 
-    cluster = load_cluster(file)
+    Secrets that it names must be readable here. Remarks are no problems.
+    """
+    from exaserve.config import read_cluster
+
+    cluster, remarks = read_cluster(file, to_start=True)
+    for remark in remarks:
+        typer.echo(f"remark: {remark}", err=True)
     replicas = cluster.replicas()
     models = sorted({model for spec in replicas for model in spec.models})
     what = f"{len(replicas)} replica{'s' if len(replicas) != 1 else ''}"

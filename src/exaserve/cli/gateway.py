@@ -18,6 +18,7 @@ from exaserve.config import (
     load_cluster,
     read_environment,
     read_secret,
+    refuse_start,
     replica_from_url,
     same_address,
     split_address,
@@ -90,28 +91,31 @@ def gateway(
         config = Path(named)
     flags: dict[str, Any] = {"host": host, "port": port, "admin_host": admin_host, "admin_port": admin_port}
     flags["engine_api_key_file"] = None if engine_api_key_file is None else str(engine_api_key_file)
+    flags["admin_token_file"] = None if admin_token_file is None else str(admin_token_file)
     flags |= _peer_flags(name, peer, peer_listen, peer_token_file)
 
     def load() -> Cluster:
         return _cluster(config, replica or [], discover or [], policy, flags)
 
     cluster = load()
-    secrets = _secrets(cluster, admin_token_file, flags)
+    secrets = _secrets(cluster, flags)
+    remarks = refuse_start(cluster)
     watched = config if config is not None and config.is_file() else None
     options = {**secrets, "reuse_port": reuse_port, "watched": watched}
-    _run(cluster, load if config is not None else None, options, log_level)
+    _run(cluster, load if config is not None else None, options, log_level, remarks)
 
 
-def _secrets(cluster: Cluster, admin_token_file: Path | None, flags: dict[str, Any]) -> dict[str, Any]:
+def _secrets(cluster: Cluster, flags: dict[str, Any]) -> dict[str, Any]:
     """What stands in files of its own. ConfigError names the flag or the key that named an unusable one."""
 
     def param(key: str) -> str:
         return f"gateway.{key}" if flags.get(key) is None else f"--{key.replace('_', '-')}"
 
     settings, agents = cluster.gateway, cluster.agents
-    peer, key, agent = settings.peer_token_file, settings.engine_api_key_file, agents.token_file
+    admin, peer, key = settings.admin_token_file, settings.peer_token_file, settings.engine_api_key_file
+    agent = agents.token_file
     return {
-        "admin_token": None if admin_token_file is None else read_secret(admin_token_file, "--admin-token-file"),
+        "admin_token": read_secret(admin, param("admin_token_file")) if admin else None,
         "peer_token": read_secret(peer, param("peer_token_file")) if peer else None,
         "agent_token": read_secret(agent, "agents.token_file") if agent and agents.enabled else None,
         "engine_api_key": read_secret(key, param("engine_api_key_file"), characters_min=1) if key else "",
@@ -175,7 +179,7 @@ def _refuse_duplicates(known: list[str], urls: list[str]) -> None:
         seen[key] = url
 
 
-def _run(cluster: Cluster, load: Any, options: dict[str, Any], log_level: str) -> None:
+def _run(cluster: Cluster, load: Any, options: dict[str, Any], log_level: str, remarks: list[str]) -> None:
     import uvloop
 
     from exaserve.gateway.app import serve
@@ -187,6 +191,8 @@ def _run(cluster: Cluster, load: Any, options: dict[str, Any], log_level: str) -
     sink = LineSink(sys.stderr)
     try:
         log = EventLog(sink, level=log_level)
+        for remark in remarks:
+            log.warning("config_remark", remark=remark)
         plain = "a request costs about half as much CPU again as where pip finds a C compiler"
         log.info("started", version=__version__, form=form(), note=plain if form() == "plain" else None)
         uvloop.run(serve(cluster, log=log, load=load, **options))

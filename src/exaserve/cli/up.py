@@ -41,7 +41,7 @@ def up(
     """
     from exaserve.cli.running import run_until_signal
 
-    cluster, path = find_cluster(file)
+    cluster, path = find_cluster(file, to_start=True)
     changed = with_agents(with_flags(cluster, port=port, policy=policy))
     same = path if changed == cluster else None
     run_until_signal(lambda hurry: _serve(changed, same, hurry, verbose=verbose))
@@ -72,14 +72,14 @@ def with_agents(cluster: Cluster) -> Cluster:
     return msgspec.structs.replace(cluster, agents=msgspec.structs.replace(cluster.agents, enabled=True))
 
 
-def find_cluster(file: Path | None) -> tuple[Cluster, str | None]:
+def find_cluster(file: Path | None, *, to_start: bool = False) -> tuple[Cluster, str | None]:
     """The cluster and the file it is from, by flag, environment, or folder, in this order."""
     named = str(file) if file is not None else read_environment().config
     if named is None and Path(_DEFAULT_FILE).is_file():
         named = _DEFAULT_FILE
     if named is None:
         return built_in_cluster(), None
-    return load_cluster(named), str(Path(named).absolute())
+    return load_cluster(named, to_start=to_start), str(Path(named).absolute())
 
 
 async def _serve(cluster: Cluster, path: str | None, hurry: list[Callable[[], None]], *, verbose: bool) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from exaserve.config.cluster import Cluster, EmulatorSettings, NodeEntry, Pool, ReplicaEntry
 from exaserve.config.environment import Environment, child_environment, hub_folder, read_environment, state_folder
-from exaserve.config.load import load_cluster, parse_cluster
+from exaserve.config.load import load_cluster, parse_cluster, read_cluster
 from exaserve.config.profile import load_profile, pool_engine_profile
 from exaserve.config.secret import read_secret
 from exaserve.config.settings import (
@@ -16,6 +16,7 @@ from exaserve.config.settings import (
     Timeouts,
 )
 from exaserve.config.show import diff, to_yaml, without_limits
+from exaserve.config.start import refuse_start
 from exaserve.config.urls import is_loopback, join_address, replica_from_url, same_address, split_address, split_url
 
 __all__ = [
@@ -40,8 +41,10 @@ __all__ = [
     "load_profile",
     "parse_cluster",
     "pool_engine_profile",
+    "read_cluster",
     "read_environment",
     "read_secret",
+    "refuse_start",
     "replica_from_url",
     "same_address",
     "split_address",

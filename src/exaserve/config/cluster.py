@@ -209,10 +209,12 @@ class ClusterFile(Pool, frozen=True, kw_only=True):
 
     Attributes:
         nodes: how many, all on this machine, or a list with names and addresses.
+        accelerators_per_node: cards of each node, 0 where not known; then 8 are assumed.
         pools: several models or kinds of replicas; then no pool's keys stand at the top.
     """
 
     nodes: int | tuple[NodeEntry, ...] = 1
+    accelerators_per_node: int = 0
     pools: tuple[Pool, ...] = ()
     scheduling: SchedulingSection = SchedulingSection()
     admission: AdmissionConfig = AdmissionConfig()
@@ -227,6 +229,7 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True):
     """A checked cluster: what every command works with."""
 
     nodes: tuple[NodeEntry, ...] = ()
+    accelerators_per_node: int = 0
     pools: tuple[Pool, ...] = ()
     scheduling: SchedulerConfig = SchedulerConfig()
     admission: AdmissionConfig = AdmissionConfig()

@@ -81,6 +81,8 @@ class GatewaySettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     admin_host: str = "127.0.0.1"
     """The admin API can take replicas out of rotation: loopback unless the network in front is trusted."""
     admin_port: int = 8900
+    admin_token_file: str = ""
+    """File with the admin API's bearer token; needed unless ``admin_host`` is loopback."""
     limits: ClientLimits = ClientLimits()
     timeouts: Timeouts = Timeouts()
     retry: RetrySettings = RetrySettings()

@@ -11,6 +11,7 @@ from exaserve.domain.replica import ReplicaId, ReplicaSpec
 
 __all__ = [
     "check_host",
+    "is_every_address",
     "is_loopback",
     "join_address",
     "replica_from_url",
@@ -92,9 +93,14 @@ def check_host(host: str) -> None:
         raise ValueError(f"{host!a} is not a host name or address")
 
 
+def is_every_address(host: str) -> bool:
+    """Whether listening there is listening on all of a machine's addresses."""
+    return host in ("0.0.0.0", "::", "")  # noqa: S104 (compared, not bound)
+
+
 def same_host(one: str, other: str) -> bool:
-    """Whether a port of the one may be a port of the other: equal, or one of them is all addresses."""
-    return one == other or bool({one, other} & {"0.0.0.0", "::", ""})  # noqa: S104 (compared, not bound)
+    """Whether a port of the one may be a port of the other."""
+    return one == other or is_every_address(one) or is_every_address(other)
 
 
 def same_address(url: str) -> str:

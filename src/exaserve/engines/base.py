@@ -128,6 +128,8 @@ class Engine:
         launch: what starts one replica on this machine; None: not started by a command line of its own.
         accelerators: whether a replica holds accelerators.
         named_adapters: whether it chooses a LoRA adapter by the model's name in a request.
+        quantizes: precisions that it makes of 16-bit weights as it loads.
+        kv_roles: values of ``kv_role`` with which a replica that has a KV connector answers ordinary requests.
     """
 
     name: str
@@ -144,6 +146,8 @@ class Engine:
     launch: Callable[[LaunchRequest], Launch] | None = None
     accelerators: bool = True
     named_adapters: bool = True
+    quantizes: tuple[str, ...] = ()
+    kv_roles: tuple[str, ...] = ()
 
 
 def first_value(

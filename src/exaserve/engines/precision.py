@@ -11,9 +11,9 @@ __all__ = ["DTYPES", "precision_flags"]
 
 DTYPES: Mapping[str, str] = MappingProxyType({"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"})
 _ON_THE_FLY = {"fp8": "fp8"}
-"""What vLLM and SGLang make of 16-bit weights while they load. All else (awq, gptq, int8, int4, mxfp4, nvfp4) exists
-only as published, and the engines read it from the checkpoint themselves: naming it can only contradict that or, for
-AWQ and GPTQ, choose a slower kernel."""
+"""What vLLM and SGLang make of 16-bit weights while they load (``Engine.quantizes``). All else (awq, gptq, int8, int4,
+mxfp4, nvfp4) exists only as published, and the engines read it from the checkpoint themselves: naming it can only
+contradict that or, for AWQ and GPTQ, choose a slower kernel."""
 
 
 def precision_flags(r: LaunchRequest) -> list[str]:

@@ -69,4 +69,5 @@ SGLANG = Engine(
     info=(_CACHE_INFO,),
     extras=_extras,
     launch=_launch,
+    quantizes=("fp8",),
 )

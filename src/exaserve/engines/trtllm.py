@@ -83,4 +83,5 @@ TRTLLM = Engine(
     extras=_extras,
     launch=_launch,
     named_adapters=False,
+    kv_roles=("kv_both",),
 )

@@ -126,4 +126,6 @@ VLLM = Engine(
     info=(_CACHE_INFO, _LORA_INFO, _SLEEP_STATE),
     extras=_extras,
     launch=_launch,
+    quantizes=("fp8",),
+    kv_roles=("kv_both", "kv_producer", "kv_consumer"),
 )
