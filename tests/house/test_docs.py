@@ -13,8 +13,6 @@ import pytest
 from exaserve.config import parse_cluster
 
 ROOT = Path(__file__).parents[2]
-PENDING = {"agent.md", "simulator.md"}
-"""Pages that others link to and that are being written. This set only shrinks."""
 
 
 def test_the_cluster_files_keys_are_in_step() -> None:
@@ -30,11 +28,30 @@ def test_the_cluster_files_keys_are_in_step() -> None:
 
 def test_links_between_pages_lead_somewhere() -> None:
     broken = []
-    for page in [ROOT / "README.md", *ROOT.glob("docs/*.md")]:
+    for page in [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")]:
         for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text("utf-8")):
-            if not (page.parent / target).exists() and Path(target).name not in PENDING:
+            if not (page.parent / target).exists():
                 broken.append(f"{page.name}: {target}")
     assert broken == []
+
+
+def test_architecture_names_every_room_where_it_is() -> None:
+    rooms = {path.parent.name for path in (ROOT / "src" / "exaserve").glob("*/__init__.py")}
+    page = (ROOT / "docs" / "architecture.md").read_text("utf-8")
+    assert set(re.findall(r"^\| `(\w+)/` \|", page, re.MULTILINE)) == rooms
+    drawn = re.search(r"```\n(cli\n.*?)```", page, re.DOTALL)
+    assert drawn is not None
+    assert set(re.findall(r"\w+", drawn[1])) == rooms
+    named = set(re.findall(r"`((?:\w+/)+\w+\.py)`", page))
+    assert [file for file in named if not (ROOT / "src" / "exaserve" / file).exists()] == []
+
+
+def test_files_that_recipes_name_exist() -> None:
+    text = (ROOT / "CONTRIBUTING.md").read_text("utf-8").split("## Three changes")[0]
+    named = set(re.findall(r"`((?:src|tests|docs|scripts)/[\w/.-]+)", text))
+    places = {file for file in named if "NAME" not in file and "AREA" not in file}
+    assert len(places) > 15
+    assert [file for file in places if not (ROOT / file).exists()] == []
 
 
 def test_metrics_that_pages_name_exist() -> None:

@@ -12,7 +12,18 @@ from exaserve.engines.vllm import VLLM
 
 __all__ = ["ENGINES", "health_path", "metrics_paths"]
 
-ENGINES: dict[str, Engine] = {engine.name: engine for engine in (VLLM, SGLANG, TRTLLM, LLAMACPP, TGI, EMULATOR, NULL)}
+ENGINES: dict[str, Engine] = {
+    engine.name: engine
+    for engine in (
+        VLLM,
+        SGLANG,
+        TRTLLM,
+        LLAMACPP,
+        TGI,
+        EMULATOR,
+        NULL,
+    )
+}
 """In the order in which "auto" tries them: adapters repeat TGI's names beside vLLM's, whose own are better."""
 
 
