@@ -3,11 +3,13 @@
 
 Order: larger priority first; within a priority, tenants take turns (fairness), each tenant's own requests in order of
 arrival. Requests for a model that cannot be placed do not block those for another: one refusal per model and pass.
-Everything is bounded: tickets, bytes, waiting time, and one tenant's share while others wait.
+Everything is bounded: tickets, bytes, waiting time, and one tenant's share while others wait. Where a bound is reached,
+a tenant that holds less than another displaces the other's newest tickets: a flood fills the queue only for itself.
 """
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict, deque
 from collections.abc import Callable
 
@@ -20,9 +22,14 @@ __all__ = ["Admission", "Ticket"]
 
 
 class Ticket:
-    """One waiting request. ``waiter`` is the caller's own object, never looked at."""
+    """One waiting request. ``waiter`` is the caller's own object, never looked at.
 
-    __slots__ = ("deadline", "facts", "offered_at", "queued", "size_bytes", "waiter")
+    Attributes:
+        queued: it waits for its turn.
+        displaced: its place was given to a tenant that held less; :meth:`Admission.expired` returns it next.
+    """
+
+    __slots__ = ("deadline", "displaced", "facts", "offered_at", "queued", "size_bytes", "waiter")
 
     def __init__(
         self, facts: RequestFacts, offered_at: float, deadline: float, waiter: object, size_bytes: int
@@ -33,6 +40,7 @@ class Ticket:
         self.waiter = waiter
         self.size_bytes = size_bytes
         self.queued = True
+        self.displaced = False
 
 
 class _Lane:
@@ -74,11 +82,14 @@ class Admission:
         self.config = config
         self._lanes: dict[str, dict[int, _Lane]] = {}
         self._deadlines: OrderedDict[Ticket, None] = OrderedDict()
+        self._displaced: list[Ticket] = []
         self._tenants: dict[str, int] = {}
+        self._tenant_bytes: dict[str, int] = {}
         self._bytes = 0
 
     def __len__(self) -> int:
-        return len(self._deadlines)
+        """Tickets held, and those displaced that :meth:`expired` has not returned yet."""
+        return len(self._deadlines) + len(self._displaced)
 
     @property
     def size_bytes(self) -> int:
@@ -96,12 +107,14 @@ class Admission:
         """Queue a request. ``wait_max_s`` shortens the configured wait, never lengthens it.
 
         Raises:
-            QueueFull: tickets or bytes are at their bound, or this tenant is at its share while others wait.
+            QueueFull: tickets or bytes are at their bound and nobody else holds more, or this tenant is at its share
+                while others wait.
         """
         config = self.config
         held = len(self._deadlines)
         own = self._tenants.get(facts.tenant, 0)
-        if held >= config.queue_max or self._bytes + size_bytes > config.bytes_max:
+        full = held >= config.queue_max or self._bytes + size_bytes > config.bytes_max
+        if full and not self._displace(facts.tenant, size_bytes):
             raise QueueFull(
                 f"all replicas of {facts.model!r} are busy and the queue of {config.queue_max} requests is full;"
                 " retry later",
@@ -117,20 +130,57 @@ class Admission:
         self._lanes.setdefault(facts.model, {}).setdefault(facts.priority, _Lane()).push(ticket)
         self._deadlines[ticket] = None
         self._tenants[facts.tenant] = own + 1
+        self._tenant_bytes[facts.tenant] = self._tenant_bytes.get(facts.tenant, 0) + size_bytes
         self._bytes += size_bytes
         return ticket
+
+    def _displace(self, tenant: str, size_bytes: int) -> bool:
+        """Make room for one request of ``tenant`` at the cost of the largest other one, unless it would end with less.
+
+        Of that one's tickets those of the lowest priority go first, and of them the newest.
+        """
+        config = self.config
+        too_many = len(self._deadlines) >= config.queue_max
+        held = self._tenants if too_many else self._tenant_bytes
+        largest = max((t for t in held if t != tenant), key=held.__getitem__, default=None)
+        if largest is None:
+            return False
+        least = self._tenants.get(tenant, 0) + 1
+        least_bytes = self._tenant_bytes.get(tenant, 0) + size_bytes
+        count, room = self._tenants[largest], config.bytes_max - self._bytes
+        victim_bytes = self._tenant_bytes[largest]
+        going: list[Ticket] = []
+        theirs = [t for t in reversed(self._deadlines) if t.facts.tenant == largest]
+        theirs.sort(key=lambda t: t.facts.priority)
+        for ticket in theirs:
+            if going and room >= size_bytes:
+                break
+            going.append(ticket)
+            room += ticket.size_bytes
+            victim_bytes -= ticket.size_bytes
+        kept_enough = count - len(going) >= least if too_many else victim_bytes >= least_bytes
+        if room < size_bytes or not kept_enough:
+            return False
+        for ticket in going:
+            self._forget(ticket)
+            ticket.displaced = True
+        self._displaced += going
+        return True
 
     def cancel(self, ticket: Ticket) -> None:
         """The client left. Does nothing for a ticket that is no longer queued."""
         if ticket.queued:
             self._forget(ticket)
+        elif ticket.displaced and ticket in self._displaced:
+            self._displaced.remove(ticket)
 
     def expired(self, now: float) -> list[Ticket]:
-        """Remove and return the tickets whose wait is over, longest waiting first."""
+        """Remove and return the tickets whose wait is over: those displaced, then the longest waiting first."""
+        gone, self._displaced = self._displaced, []
         over = [t for t in self._deadlines if t.deadline <= now]
         for ticket in over:
             self._forget(ticket)
-        return over
+        return gone + over
 
     def dispatch(self, place: Callable[[RequestFacts], Placement | Refusal]) -> list[tuple[Ticket, Placement]]:
         """Place what can be placed, in order, until each model's next ticket is refused."""
@@ -162,11 +212,13 @@ class Admission:
         ticket.queued = False
         del self._deadlines[ticket]
         self._bytes -= ticket.size_bytes
-        left = self._tenants[ticket.facts.tenant] - 1
+        tenant = ticket.facts.tenant
+        left = self._tenants[tenant] - 1
         if left:
-            self._tenants[ticket.facts.tenant] = left
+            self._tenants[tenant] = left
+            self._tenant_bytes[tenant] -= ticket.size_bytes
         else:
-            del self._tenants[ticket.facts.tenant]
+            del self._tenants[tenant], self._tenant_bytes[tenant]
         self._drop_empty(ticket)
 
     def _drop_empty(self, ticket: Ticket) -> None:
@@ -180,6 +232,8 @@ class Admission:
 
     def next_deadline(self) -> float | None:
         """When :meth:`expired` will next return something, or None with an empty queue."""
+        if self._displaced:
+            return -math.inf
         return min((t.deadline for t in self._deadlines), default=None)
 
     def validate(self) -> None:
@@ -188,6 +242,9 @@ class Admission:
         assert self._bytes == sum(t.size_bytes for t in self._deadlines) <= self.config.bytes_max
         assert sum(self._tenants.values()) == len(self._deadlines)
         assert all(n > 0 for n in self._tenants.values())
+        assert self._tenants.keys() == self._tenant_bytes.keys()
+        assert sum(self._tenant_bytes.values()) == self._bytes
+        assert all(t.displaced and not t.queued for t in self._displaced)
         lanes = [lane for by_priority in self._lanes.values() for lane in by_priority.values()]
         queued = [t for lane in lanes for fifo in lane.tenants.values() for t in fifo if t.queued]
         assert len(queued) == len(self._deadlines)

@@ -102,8 +102,9 @@ class AdmissionConfig:
     """Bounds of the queue for requests that no replica may take yet.
 
     Attributes:
-        queue_max: requests held; above it 429.
-        bytes_max: request bodies held, bytes; above it 429. Bounds memory whatever the size of each.
+        queue_max: requests held; above it 429, for the newest of the tenant that holds most where the new one's holds
+            less.
+        bytes_max: request bodies held, bytes; above it likewise. Bounds memory whatever the size of each.
         tenant_share: share of ``queue_max`` that one tenant may hold while others wait too, 0..1.
         wait_max_s: seconds a request waits before 503.
         retry_after_s: what 429 and 503 tell the client, whole seconds.

@@ -390,7 +390,8 @@ class SimGateway:
             call.ticket = None
             self.world.recorder.queued_s[call.index] += now - ticket.offered_at
             ready = call.model in self.scheduler.ready_models()
-            self._end(call, now, "queue_timeout" if ready else "no_replica_ready")
+            why = "queue_timeout" if ready else "no_replica_ready"
+            self._end(call, now, "queue_full" if ticket.displaced else why)
 
     def check_deadlines(self, now: float, replica: SimReplica) -> None:
         """Ends what has waited too long for a first token or for the next one; rare, so looked at once a second."""

@@ -187,6 +187,9 @@ class Exchange:
         if ticket is not None:
             core.metrics.queue_wait(core.clock() - ticket.offered_at)
         retry_s = core.admission.config.retry_after_s
+        if ticket is not None and ticket.displaced:
+            self._fail(QueueFull("The queue is full and others hold less of it; retry later.", retry_after_s=retry_s))
+            return
         model = self.facts.model
         if model in core.scheduler.ready_models():
             self._fail(QueueTimeout(f"All replicas of {model!r} stayed busy; retry later.", retry_after_s=retry_s))
