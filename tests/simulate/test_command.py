@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -91,6 +95,10 @@ def test_the_capacity_for_an_objective(file: str, tmp_path: Path, capsys) -> Non
         (("--mix", "1/64"), "--mix"),
         (("--slo", "p99<1"), "--slo"),
         (("--events", "missing.yaml"), "cannot be read"),
+        (("--json", "/nowhere/x.json"), "--json: /nowhere/x.json cannot be written"),
+        (("--html", "/nowhere/x.html"), "--html: /nowhere/x.html cannot be written"),
+        (("--warmup", "100"), "--warmup: 100 s leave nothing of --seconds 60"),
+        (("--trace", "missing.csv"), "--trace: missing.csv"),
     ],
 )
 def test_wrong_flags_are_explained_on_one_line(file: str, flags: tuple[str, ...], what: str, capsys) -> None:
@@ -98,3 +106,68 @@ def test_wrong_flags_are_explained_on_one_line(file: str, flags: tuple[str, ...]
     error = capsys.readouterr().err
     assert what in error
     assert "Traceback" not in error
+
+
+def test_events_after_the_end_are_refused(file: str, tmp_path: Path, capsys) -> None:
+    script = tmp_path / "events.yaml"
+    script.write_text("- {at: 2s, fail: node1/r0}\n- {at: 70s, recover: node1/r0}\n")
+    assert run(file, "--events", str(script)) == 2
+    assert "recover at 70 s comes after the end" in capsys.readouterr().err
+
+
+TRACE: list[dict[str, Any]] = [
+    {"timestamp": 150 * i, "input_length": 1536, "output_length": 5 + i % 3} for i in range(40)
+]
+
+
+def test_a_trace_is_replayed_as_recorded_with_its_common_beginnings(file: str, tmp_path: Path, capsys) -> None:
+    found: dict[str, Any] = {}
+    for name, ids in (("shared", 0), ("own", 1)):
+        trace, result = tmp_path / f"{name}.jsonl", tmp_path / f"{name}.json"
+        lines = [{**row, "hash_ids": [k + ids * 100 * i for k in (0, 1, 2 + i)]} for i, row in enumerate(TRACE)]
+        trace.write_text("".join(json.dumps(line) + "\n" for line in lines))
+        flags = ("--trace", str(trace), "--replicas", "1", "--policies", "entropy", "--warmup", "0.2")
+        assert run(file, *flags, "--json", str(result)) == 0
+        found[name] = json.loads(result.read_text())
+    parameters, stats = found["shared"]["parameters"], found["shared"]["policies"]["entropy"]["scenarios"]
+    assert parameters["seconds"] == pytest.approx(39 * 0.15, abs=0.01)
+    assert parameters["rate_per_s"] == pytest.approx(1 / 0.15, rel=0.05)
+    assert stats["all"]["requests"] == 38, "two were due in the warm-up"
+    assert stats["medium"]["requests"] == 38
+    own = found["own"]["policies"]["entropy"]["scenarios"]
+    assert stats["all"]["ttft_p50"] < 0.7 * own["all"]["ttft_p50"], "two of three blocks are in the cache"
+    recorded = str(tmp_path / "own.jsonl")
+    assert run(file, "--trace", recorded, "--load", "0.5", "--seconds", "4", "--policies", "entropy") == 0
+    assert "50% of capacity" in capsys.readouterr().out
+    assert run(file, "--trace", recorded, "--find-capacity", "--slo", "p99_ttft_ms<=300") == 2
+    assert "needs --seconds" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("width", [60, 80, 120, 200])
+def test_the_comparison_fits_a_terminal_of_any_width(file: str, monkeypatch, capsys, width: int) -> None:
+    monkeypatch.setenv("COLUMNS", str(width if width != 80 else 81))
+    assert run(file, "--seconds", "4", "--policies", "least_connections,entropy") == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= max(width, 81 if width == 80 else 0)
+    row = next(line for line in lines if line.startswith("least_connections")).split()
+    figures = [float(word.rstrip("%").replace(",", "")) for word in row[1:] if word != "-"]
+    assert len(figures) >= 4, "P99 of A, B, C and all at least"
+    assert "…" not in "\n".join(lines)
+
+
+def test_an_ascii_terminal_is_enough(file: str) -> None:
+    environment = {**os.environ, "PYTHONIOENCODING": "ascii", "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run(
+        [sys.executable, "-m", "exaserve", "simulate", file, *QUICK, "--policies", "entropy"],
+        capture_output=True, text=True, env=environment, timeout=60, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "+- P99" in done.stdout
+    assert done.stdout.isascii()
+
+
+def test_a_load_above_capacity_is_said_not_to_hold(file: str, capsys) -> None:
+    assert run(file, "--seconds", "40", "--mix", "600/20", "--load", "1.5", "--policies", "entropy:blind") == 0
+    assert "not steady: open requests still grew" in " ".join(capsys.readouterr().out.split())
+    assert run(file, "--seconds", "40", "--mix", "600/20", "--load", "0.7", "--policies", "entropy:blind") == 0
+    assert "not steady" not in " ".join(capsys.readouterr().out.split())

@@ -14,6 +14,9 @@ from exaserve.simulate.record import RunStats
 from exaserve.simulate.settings import SimSettings
 from exaserve.simulate.simulation import Simulation
 from exaserve.simulate.units import replica_capacity_per_s
+from exaserve.workload import Mix, OutputLengths, Scenario
+
+QUEUE = cluster(queue_depth_max=10**9, kv_watermark=1e6)
 
 
 def test_objectives_are_read() -> None:
@@ -40,16 +43,16 @@ def wait_beyond(load: float, services: float) -> float:
 def test_the_capacity_of_a_known_queue_is_found() -> None:
     """One replica with a service of 10 ms is M/D/1: nine of ten are through within 30 ms up to a load that is known."""
     fixed = fixed_service(0.01)
-    made = cluster(queue_depth_max=10**9, kv_watermark=1e6)
+    made = QUEUE
     known = max(load / 1000 for load in range(1, 1000) if wait_beyond(load / 1000, 2.0) <= 0.1)
 
-    def one(rate: float) -> RunStats:
-        wanted = demand(fixed["mix"], rate, 120.0, 5)
+    def one(rate: float, times: float) -> RunStats:
+        wanted = demand(fixed["mix"], rate, 120.0 * times, 5)
         settings = SimSettings(probes=False, warmup_s=5.0)
         return Simulation(made, units(1, fixed["profile"]), wanted, settings, "round_robin").run()
 
     objective = Objective("", "all", "ttft_p90", 0.030)
-    found = find_capacity(one, [objective], 40.0, step=0.04)
+    found = find_capacity(one, [objective], 40.0, step=0.04, confirm_times=1.0)
     assert found.stats is not None
     assert found.rate_per_s == pytest.approx(100.0 * known, rel=0.1)
     assert objective.kept(found.stats)
@@ -57,10 +60,50 @@ def test_the_capacity_of_a_known_queue_is_found() -> None:
 
 def test_no_rate_keeps_what_cannot_be_kept() -> None:
     found = find_capacity(
-        lambda rate: run(count=1, rate=rate, mix=SHORT)[1], [Objective("", "all", "ttft_p50", 1e-6)], 20.0
+        lambda rate, _times: run(count=1, rate=rate, mix=SHORT)[1], [Objective("", "all", "ttft_p50", 1e-6)], 20.0
     )
     assert (found.rate_per_s, found.stats) == (0.0, None)
     assert found.tries < 20
+
+
+def test_a_rate_must_hold_in_a_longer_run_without_a_growing_backlog() -> None:
+    """A percentile of the short requests is kept far above what the replicas can do, while long ones pile up."""
+    mix = Mix(
+        (
+            (Scenario("A", 60, OutputLengths("fixed", 2.0)), 0.9),
+            (Scenario("B", 4_000, OutputLengths("fixed", 200.0)), 0.1),
+        )
+    )
+    seen: list[tuple[float, float, bool]] = []
+
+    def one(rate: float, times: float) -> RunStats:
+        stats = run(count=2, rate=rate, seconds=20.0 * times, mix=mix, policy="entropy")[1]
+        seen.append((rate, times, stats.backlog_grows))
+        return stats
+
+    objective = Objective("", "A", "ttft_p50", 0.5)
+    found = find_capacity(one, [objective], 40.0, step=0.05, confirm_times=4.0)
+    assert found.stats is not None
+    assert not found.stats.backlog_grows
+    assert objective.kept(found.stats)
+    assert found.rate_per_s < found.short_run_per_s
+    assert found.tries == len(seen)
+    assert seen[-1] == (found.rate_per_s, 4.0, False)
+
+
+def test_a_growing_backlog_is_told_from_a_steady_one() -> None:
+    fixed = fixed_service(0.01)
+
+    def growth(rate: float) -> RunStats:
+        wanted = demand(fixed["mix"], rate, 60.0, 5)
+        return Simulation(QUEUE, units(1, fixed["profile"]), wanted, SimSettings(probes=False), "round_robin").run()
+
+    steady, over = growth(80.0), growth(130.0)
+    assert not steady.backlog_grows
+    assert abs(steady.backlog_growth) < 0.05
+    assert over.backlog_grows
+    # 30 of 130 that arrive each second stay.
+    assert over.backlog_growth == pytest.approx(30.0 / 130.0, rel=0.25)
 
 
 def test_a_replicas_capacity_is_where_its_queue_grows() -> None:

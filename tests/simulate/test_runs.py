@@ -16,7 +16,7 @@ from tests.simulate.small import PROFILE, build, cluster, run, units, with_telem
 from exaserve.gateway import core as live
 from exaserve.scheduling import POLICIES, Admission, Scheduler
 from exaserve.serving.fleet import Fleet
-from exaserve.simulate.demand import demand
+from exaserve.simulate.demand import demand, prefix_hashes
 from exaserve.simulate.settings import SimSettings
 from exaserve.simulate.simulation import POLICY_NAMES, Simulation
 from exaserve.workload import REFERENCE_MIX, Arrivals, Mix, OutputLengths, Scenario, make_plan
@@ -100,8 +100,13 @@ def test_each_request_ends_exactly_once(count, rate, gateways, told, hop, policy
         seed=seed,
         drain_s=20.0,
     )
-    assert all(code >= 0 for code in simulation.recorder.error)
     assert sum(stats.errors.values()) == stats.all.failed
+    assert stats.all.requests == len(simulation.demand)
+    assert stats.all.requests - stats.all.failed == list(simulation.recorder.error).count(0)
+    placed = sum(state.placed_total for g in simulation.gateways for state in g.scheduler.states().values())
+    attempts = [max(1, n) for n in simulation.recorder.attempts]
+    assert placed <= sum(attempts), "no request is placed more often than it was tried"
+    assert placed >= sum(n for n, code in zip(attempts, simulation.recorder.error, strict=True) if code == 0)
     first, last = np.array(simulation.recorder.first), np.array(simulation.recorder.last)
     good = np.array(simulation.recorder.error) == 0
     assert (first[good] >= simulation.demand.at[good]).all()
@@ -230,3 +235,16 @@ def test_latencies_do_not_depend_on_who_looks() -> None:
         for interval in (0.05, 5.0)
     ]
     assert seen[0] == pytest.approx(seen[1], abs=1e-9)
+
+
+def test_equal_beginnings_have_equal_blocks_and_no_others() -> None:
+    whole = prefix_hashes(((1, 512), (2, 512)), 16)
+    assert len(whole) == 64
+    assert prefix_hashes(((1, 512), (3, 512)), 16)[:32] == whole[:32]
+    assert not set(prefix_hashes(((1, 512), (3, 512)), 16)[32:]) & set(whole)
+    assert not set(prefix_hashes(((2, 512), (1, 512)), 16)) & set(whole), "a block's place counts"
+    ragged = prefix_hashes(((1, 20), (2, 20)), 16)
+    assert len(ragged) == 2
+    assert ragged[0] == whole[0]
+    assert ragged[1] != prefix_hashes(((1, 20), (4, 20)), 16)[1]
+    assert prefix_hashes((), 16) == ()

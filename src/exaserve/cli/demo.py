@@ -5,20 +5,23 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+from exaserve.cli.flags import JsonFile, command
+from exaserve.cli.outputs import STDOUT, check_writable, write_text
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from exaserve.bench import LoadPlan
+    from exaserve.cli.demo_load import DemoParameters
     from exaserve.cli.demo_report import PolicyRun
     from exaserve.config import Cluster
     from exaserve.local.cluster import LocalCluster
 
-__all__ = ["Parameters", "demo"]
+__all__ = ["demo"]
 
 BLIND = ":blind"
 WARMUP_S = 5.0
@@ -29,25 +32,10 @@ DRAIN_S = 60.0
 """Answers still wanted after the last request was sent; what comes later counts as failed."""
 
 
-@dataclass(frozen=True, slots=True)
-class Parameters:
-    """What is run, as it stands in the JSON.
+@dataclass(frozen=True, kw_only=True)
+class DemoOptions:
+    """The command's options, as given."""
 
-    Attributes:
-        rate_per_s: requests per second over the whole cluster.
-        load: that rate as a share of what the cluster can do at most.
-    """
-
-    policies: tuple[str, ...]
-    seconds: float
-    rate_per_s: float
-    load: float
-    seed: int
-    model: str
-    replicas: int
-
-
-def demo(
     policies: Annotated[
         str,
         typer.Option(
@@ -55,16 +43,20 @@ def demo(
             help="Policies to compare, in this order; all for every one. NAME:blind lifts the limits on queue depth "
             "and KV use, which plain load balancers do not have.",
         ),
-    ] = "round_robin,entropy",
-    seconds: Annotated[float, typer.Option(min=1, max=3600, help="Seconds of load for each policy.")] = 40.0,
+    ] = "round_robin,entropy"
+    seconds: Annotated[float, typer.Option(min=1, max=3600, help="Seconds of load for each policy.")] = 40.0
     load: Annotated[
         float, typer.Option(min=0.01, max=2.0, help="Load as a share of what the cluster can do at most.")
-    ] = 0.8,
-    rate: Annotated[float | None, typer.Option(min=0.1, help="Requests per second, instead of --load.")] = None,
-    seed: Annotated[int, typer.Option(min=0, help="Arrivals, lengths and answers repeat under it.")] = 1,
-    as_json: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write all figures to FILE.")] = None,
-    show_config: Annotated[bool, typer.Option("--show-config", help="Print the cluster file and exit.")] = False,
-) -> None:
+    ] = 0.8
+    rate_per_s: Annotated[
+        float | None, typer.Option("--rate", min=0.1, help="Requests per second, instead of --load.")
+    ] = None
+    seed: Annotated[int, typer.Option(min=0, help="Arrivals, lengths and answers repeat under it.")] = 1
+    as_json: JsonFile = None
+    show_config: Annotated[bool, typer.Option("--show-config", help="Print the cluster file and exit.")] = False
+
+
+def _demo(options: DemoOptions) -> None:
     """Bring up 4 nodes with 12 emulated replicas each and send the same load through each policy.
 
     The load is a mix of short (327 tokens), long (4,218) and very long (12,842) prompts, 65 / 30 / 5 %, arriving at
@@ -77,32 +69,35 @@ def demo(
     from exaserve.cli.running import run_until_signal
     from exaserve.cli.up import built_in_cluster
 
-    if show_config:
+    o = options
+    if o.show_config:
         typer.echo(_config_text(), nl=False)
         return
     from exaserve.cli.capacity import replica_capacity_per_s
-    from exaserve.cli.demo_load import MIX
+    from exaserve.cli.demo_load import MIX, DemoParameters
 
     cluster = built_in_cluster()
     replicas = len(cluster.replicas())
-    capacity_per_s = replicas * replica_capacity_per_s(cluster.pools[0], MIX, seed)
-    rate_per_s = load * capacity_per_s if rate is None else rate
-    parameters = Parameters(
-        policies=_policies(policies),
-        seconds=seconds,
+    capacity_per_s = replicas * replica_capacity_per_s(cluster.pools[0], MIX, o.seed)
+    rate_per_s = o.load * capacity_per_s if o.rate_per_s is None else o.rate_per_s
+    parameters = DemoParameters(
+        policies=_policies(o.policies),
+        seconds=o.seconds,
         rate_per_s=rate_per_s,
         load=rate_per_s / capacity_per_s,
-        seed=seed,
+        seed=o.seed,
         model=cluster.pools[0].served_name,
         replicas=replicas,
     )
-    if as_json is not None:
-        _check_writable(as_json)
-    console = Console()
+    check_writable(o.as_json, "--json")
+    console = Console(stderr=o.as_json == STDOUT)
     runs = run_until_signal(lambda hurry: _compare(cluster, parameters, console, hurry))
     print_report(console, runs)
-    if as_json is not None:
-        as_json.write_text(json.dumps(report_dict(parameters, runs), indent=2) + "\n")
+    if o.as_json is not None:
+        write_text(o.as_json, json.dumps(report_dict(parameters, runs), indent=2) + "\n", "--json")
+
+
+demo = command("demo", DemoOptions, _demo)
 
 
 def _config_text() -> str:
@@ -133,19 +128,8 @@ def _with_policy(cluster: Cluster, name: str) -> Cluster:
     return without_limits(changed) if name.endswith(BLIND) else changed
 
 
-def _check_writable(path: Path) -> None:
-    """A run of minutes must not end in an error that could have been told at its start."""
-    from exaserve.domain.errors import ConfigError
-
-    try:
-        with path.open("a"):
-            pass
-    except OSError as error:
-        raise ConfigError(f"--json: {path} cannot be written: {error.strerror}", param="--json") from None
-
-
 async def _compare(
-    cluster: Cluster, parameters: Parameters, console: Console, hurry: list[Callable[[], None]]
+    cluster: Cluster, parameters: DemoParameters, console: Console, hurry: list[Callable[[], None]]
 ) -> list[PolicyRun]:
     from exaserve.bench import Arrivals, make_plan
     from exaserve.cli.demo_load import MIX
@@ -178,7 +162,7 @@ async def _compare(
 
 
 async def _drive(
-    local: LocalCluster, policy: str, plan: LoadPlan, parameters: Parameters, console: Console
+    local: LocalCluster, policy: str, plan: LoadPlan, parameters: DemoParameters, console: Console
 ) -> PolicyRun:
     """One plan through one gateway."""
     import os

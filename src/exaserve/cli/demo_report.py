@@ -11,15 +11,14 @@ from typing import TYPE_CHECKING, Any, Self
 from rich.console import Console
 from rich.progress import BarColumn, TextColumn
 from rich.progress import Progress as Bar
-from rich.table import Table
 
 from exaserve.bench import Progress, Summary
-from exaserve.cli.demo_load import KINDS, MIX
+from exaserve.cli.demo_load import KINDS, MIX, DemoParameters
 from exaserve.cli.machine import CpuUse
+from exaserve.cli.tables import Cell, Column, print_table
 
 if TYPE_CHECKING:
     from exaserve.bench import ScenarioStats
-    from exaserve.cli.demo import Parameters
 
 __all__ = ["LoadView", "PolicyRun", "print_report", "report_dict"]
 
@@ -85,29 +84,27 @@ class LoadView:
 
 def print_report(console: Console, runs: list[PolicyRun]) -> None:
     """The table, and below it what spoilt the run, if anything did."""
-    table = Table(title="Time to first token, seconds: P50 / P99", title_justify="left", show_footer=False)
-    table.add_column("")
-    for run in runs:
-        table.add_column(run.policy, justify="right", no_wrap=True)
     pair = runs if len(runs) == 2 else []
+    columns = [Column("", left=True, wrap=True), *(Column(run.policy) for run in runs)]
     if pair:
-        table.add_column("P99 ratio", justify="right", no_wrap=True)
+        columns.append(Column("P99 ratio", 1))
+    rows: list[list[Cell]] = []
     for label, stats in _rows(runs):
         cells = [f"{_seconds(each.ttft.p50)} / {_seconds(each.ttft.p99)}" for each in stats]
-        table.add_row(label, *cells, *([_ratio(stats[0].ttft.p99, stats[1].ttft.p99)] if pair else []))
+        rows.append([label, *cells, *([_ratio(stats[0].ttft.p99, stats[1].ttft.p99)] if pair else [])])
     spreads = [run.summary.windows.stdev_s for run in runs]
-    table.add_section()
     label = f"spread of P99 over {runs[0].summary.windows.window_s:g} s windows"
-    table.add_row(label, *(f"± {_seconds(each)}" for each in spreads), *([_ratio(*spreads)] if pair else []))
+    rows.append([label, *(f"± {_seconds(each)}" for each in spreads), *([_ratio(*spreads)] if pair else [])])
     errors = [run.summary.all.failed + run.summary.all.cut for run in runs]
-    table.add_row(f"errors of {runs[0].summary.all.requests} requests", *(str(each) for each in errors))
-    # A table is worth reading in a log too: it is not squeezed into the 80 columns assumed without a terminal.
-    (console if console.is_terminal else Console(file=console.file, width=200)).print(table)
+    rows.append(
+        [f"errors of {runs[0].summary.all.requests} requests", *(str(n) for n in errors), *([""] if pair else [])]
+    )
+    print_table(console, "Time to first token, seconds: P50 / P99", columns, rows)
     for line in [*_errors(runs), *_spoilt(runs)]:
         console.print(line, style="yellow", highlight=False)
 
 
-def report_dict(parameters: Parameters, runs: list[PolicyRun]) -> dict[str, Any]:
+def report_dict(parameters: DemoParameters, runs: list[PolicyRun]) -> dict[str, Any]:
     """For JSON."""
     return {
         "parameters": dataclasses.asdict(parameters),

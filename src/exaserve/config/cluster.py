@@ -365,7 +365,7 @@ SCHEMA = Schema(
             "queue_depth_max": _ONE,
             "kv_watermark": _SHARE_ABOVE_0,
             "foreign_share": _SHARE,
-            "decode_weight": _SHARE,
+            "decode_weight": Limits(low=0, high=16),
             "sample_size": _ONE,
             "tie_share": _SHARE,
             "tie_idle_share": _SHARE,

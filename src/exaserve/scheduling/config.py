@@ -35,8 +35,9 @@ class SchedulerConfig:
         prior_busy_s: weight of that assumption, seconds of observed prefill that count as much as it does.
         learn_window_s: seconds of observed prefill after which an observation has lost half its weight, and of one
             replica's seconds without any.
-        decode_weight: share of the decode slow-down (mine by others and others by me) that counts as cost. 1 would
-            trade a second of total latency for a second of time to first token.
+        decode_weight: share of the decode slow-down (mine by others and others by me) that counts as cost. 1
+            trades a second of total latency for a second of time to first token; 4 gives the whole answers' P99 nearly
+            back that a low one takes for first tokens (docs/simulator.md has figures).
         stall_weight: how much a second that one running sequence stands still for a prefill counts, against a second of
             time to first token. 0 ignores the batch; much of it makes long prompts wait for an empty replica.
         join_weight: how much the prefill of a request counts again where prompts wait or are computed already: engines

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from exaserve.workload import HEAD_TOKENS, Arrivals, LoadPlan, Mix, OutputLengths, Sessions, make_plan
 
-__all__ = ["PLANNED_MAX", "SimDemand", "demand"]
+__all__ = ["PLANNED_MAX", "SimDemand", "demand", "demand_from_plan", "prefix_hashes"]
 
 PLANNED_MAX = 200_000
 """Expected requests up to which a run has the plan that bench would send; above, numpy draws another one."""
@@ -30,6 +30,7 @@ class SimDemand:
         at: due, seconds from the start.
         prompt / output: tokens.
         session: number of the session, -1 without one; ``shared`` leading tokens are common to its scenario.
+        parts: (head, tokens) of each prompt's leading parts that others may begin with too, where a trace says so.
         duration_s: end of the arrivals.
     """
 
@@ -42,6 +43,7 @@ class SimDemand:
     shared: NDArray[np.int32]
     duration_s: float
     seed: int
+    parts: tuple[tuple[tuple[int, int], ...], ...] = ()
 
     def __len__(self) -> int:
         return len(self.at)
@@ -64,7 +66,7 @@ def demand(
     knots, totals = _integral(factors, duration_s)
     arrivals = Arrivals(rate_per_s, max(float(totals[-1]), 1e-9))
     if rate_per_s * arrivals.duration_s <= PLANNED_MAX or sessions is not None:
-        drawn = _from_plan(make_plan(mix, arrivals, seed, sessions), mix)
+        drawn = demand_from_plan(make_plan(mix, arrivals, seed, sessions))
     else:
         drawn = _drawn(mix, arrivals, seed)
     at = np.interp(drawn.at, totals, knots) if factors else drawn.at
@@ -94,9 +96,11 @@ def _integral(
     return np.array(knots), np.array(totals)
 
 
-def _from_plan(plan: LoadPlan, mix: Mix) -> SimDemand:
+def demand_from_plan(plan: LoadPlan) -> SimDemand:
+    """The requests of a plan, those of a trace for example. Turns that wait for an answer are due as if it took no
+    time."""
     requests = plan.requests
-    names = [scenario.name for scenario in mix.scenarios]
+    names = plan.scenarios
     number = {name: index for index, name in enumerate(names)}
     return SimDemand(
         tuple(names),
@@ -108,7 +112,30 @@ def _from_plan(plan: LoadPlan, mix: Mix) -> SimDemand:
         np.array([r.shared_tokens for r in requests], dtype=np.int32),
         plan.duration_s,
         plan.seed,
+        tuple(r.parts for r in requests) if any(r.parts for r in requests) else (),
     )
+
+
+def prefix_hashes(parts: Sequence[tuple[int, int]], block_tokens: int) -> tuple[int, ...]:
+    """One number for each whole block of a prompt's leading parts: equal where all text up to its end is equal.
+
+    Args:
+        parts: (head, tokens); equal heads stand for equal text.
+    """
+    out: list[int] = []
+    before, filled, key = 0, 0, 0
+    for head, tokens in parts:
+        offset = 0
+        while tokens - offset >= block_tokens - filled:
+            key = hash((key, head, offset, filled))
+            offset += block_tokens - filled
+            filled = 0
+            before = key = hash((before, key))
+            out.append(key)
+        if offset < tokens:
+            key = hash((key, head, offset, filled))
+            filled += tokens - offset
+    return tuple(out)
 
 
 def _drawn(mix: Mix, arrivals: Arrivals, seed: int) -> SimDemand:

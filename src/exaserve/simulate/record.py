@@ -16,6 +16,10 @@ __all__ = ["RunStats", "ScenarioFigures", "summarise"]
 
 WINDOW_SAMPLES_MIN = 20
 """Windows with fewer answers than this say nothing about a P99."""
+BLOCKS = 6
+BACKLOG_REQUESTS_MIN = 200
+GROWTH_SHARE = 0.05
+"""Share of the arrivals that may stay open more at the end than at the start: less is within its swings."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +50,9 @@ class RunStats:
         retried: requests that needed more than one attempt.
         idle_share: of the usable replicas' time while anybody waited, the share without anything to do.
         errors: why requests failed, with counts.
+        backlog_growth: requests that were open more at the end than at the start of the last three quarters, as a share
+            of those that arrived meanwhile, by a line through the means of blocks; NaN of a run too short to say.
+        backlog_grows: it does, and by more than chance.
         requests_per_s / tokens_per_s: good answers and their tokens, per second of the measured time.
         curve: quantiles of the time to first token per scenario for plotting, at :data:`CURVE`.
     """
@@ -59,6 +66,8 @@ class RunStats:
     errors: dict[str, int]
     requests_per_s: float
     tokens_per_s: float
+    backlog_growth: float
+    backlog_grows: bool
     curve: dict[str, tuple[float, ...]]
 
     @property
@@ -86,6 +95,8 @@ class RunStats:
             "errors": self.errors,
             "requests_per_s": self.requests_per_s,
             "tokens_per_s": self.tokens_per_s,
+            "backlog_growth": _plain(self.backlog_growth),
+            "backlog_grows": self.backlog_grows,
         }
 
 
@@ -116,6 +127,7 @@ def summarise(demand: SimDemand, recorder: Recorder, warmup_s: float, window_s: 
     windows = _windows(at[good], ttft[good], warmup_s, demand.duration_s, window_s)
     known = [value for value in windows if not math.isnan(value)]
     measured_s = max(demand.duration_s - warmup_s, 1e-9)
+    growth, grows = _backlog(at, last, warmup_s, demand.duration_s)
     counts = np.bincount(error[kept].astype(np.int64), minlength=len(ERRORS))
     return RunStats(
         scenarios=tuple(figures),
@@ -127,8 +139,31 @@ def summarise(demand: SimDemand, recorder: Recorder, warmup_s: float, window_s: 
         errors={ERRORS[code]: int(n) for code, n in enumerate(counts) if code and n},
         requests_per_s=int(good.sum()) / measured_s,
         tokens_per_s=int(demand.output[good].sum()) / measured_s,
+        backlog_growth=growth,
+        backlog_grows=grows,
         curve=curve,
     )
+
+
+def _backlog(at: NDArray[np.float64], last: NDArray[np.float64], start_s: float, end_s: float) -> tuple[float, bool]:
+    """Growth of the number of open requests, as a share of the arrivals, and whether it is more than chance.
+
+    The first quarter is left out: a run begins with nobody in it. Blocks of a sixth of the rest are long enough that
+    their means vary little by chance alone; three standard errors of the line's slope must be exceeded.
+    """
+    begin = start_s + (end_s - start_s) / 4.0
+    arrived = int(((at >= begin) & (at < end_s)).sum())
+    if arrived < BACKLOG_REQUESTS_MIN:
+        return math.nan, False
+    instants = np.linspace(begin, end_s, 50 * BLOCKS, endpoint=False)
+    open_then = np.searchsorted(at, instants, "right") - np.searchsorted(np.sort(last), instants, "right")
+    means = open_then.reshape(BLOCKS, -1).mean(axis=1)
+    place = np.arange(BLOCKS) - (BLOCKS - 1) / 2.0
+    slope = float(place @ means) / float(place @ place)
+    left = means - means.mean() - slope * place
+    error = math.sqrt(float(left @ left) / (BLOCKS - 2) / float(place @ place))
+    growth = slope * BLOCKS / arrived
+    return growth, growth > GROWTH_SHARE and slope > 3.0 * error
 
 
 def _quantiles(values: NDArray[np.float64], wanted: tuple[float, ...]) -> list[float]:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from exaserve.config import Cluster
 from exaserve.scheduling import POLICIES
 from exaserve.simulate.call import Call
-from exaserve.simulate.demand import SimDemand
+from exaserve.simulate.demand import SimDemand, prefix_hashes
 from exaserve.simulate.director import Director
 from exaserve.simulate.gateway import SimGateway
 from exaserve.simulate.oracle import ORACLE, oracle
@@ -24,6 +24,8 @@ __all__ = ["POLICY_NAMES", "Simulation"]
 POLICY_NAMES = (*POLICIES, ORACLE)
 CHUNK = 8_192
 """Requests turned from columns into Python numbers at a time, and between two signs of progress."""
+PREFIX_BLOCK_TOKENS = 128
+"""Of the gateway's prefix index, which takes blocks of 512 bytes."""
 POLL_EVENTS_MAX = 512
 """Poll events per interval and gateway; above, several replicas share one, as those of one node do."""
 
@@ -107,17 +109,23 @@ class Simulation:
     def _sessions(self, part: slice) -> list[tuple[int, tuple[int, ...], tuple[int, ...]]] | None:
         """Session, block hashes for the engine and for the gateway's prefix index, of these rows."""
         demand = self.demand
-        if not len(demand) or demand.session[0] < 0:
+        size = next(iter(self.world.replicas.values())).profile.block_size
+        if demand.parts:
+            members = demand.session[part].tolist()
+            return [
+                (member, prefix_hashes(parts, size), prefix_hashes(parts, PREFIX_BLOCK_TOKENS))
+                for member, parts in zip(members, demand.parts[part], strict=True)
+            ]
+        if not (demand.session[part] >= 0).any():
             return None
         rows = zip(
             demand.session[part].tolist(), demand.scenario[part].tolist(), demand.shared[part].tolist(), strict=True
         )
-        size = next(iter(self.world.replicas.values())).profile.block_size
         made = []
         for session, scenario, shared in rows:
             base = (session * 256 + scenario) << 32
             hashes = tuple(base + k for k in range(shared // size))
-            made.append((session, hashes, tuple(base + k for k in range(shared * 4 // 512))))
+            made.append((session, hashes, tuple(base + k for k in range(shared // PREFIX_BLOCK_TOKENS))))
         return made
 
     def _close(self) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -82,22 +83,33 @@ def _sized(cluster: Cluster, pool: Pool, replicas: int) -> Cluster:
     return msgspec.structs.replace(cluster, nodes=nodes)
 
 
-def replica_capacity_per_s(unit: EngineProfile, mix: Mix, seed: int = 0, speed: float = 1.0) -> float:
+def replica_capacity_per_s(
+    unit: EngineProfile, work: Mix | Sequence[tuple[int, int]], seed: int = 0, speed: float = 1.0
+) -> float:
     """Requests per second that one replica completes at most, over how many it may hold at once.
+
+    Args:
+        work: a mix, or the (prompt, output) tokens of recorded requests, of which some are drawn.
 
     It runs without a clock, so that "80 % load" means the same on every machine.
     """
-    return max(_throughput_per_s(unit, mix, held, seed, speed) for held in _IN_REPLICA)
+    return max(_throughput_per_s(unit, work, held, seed, speed) for held in _IN_REPLICA)
 
 
-def _throughput_per_s(unit: EngineProfile, mix: Mix, held: int, seed: int, speed: float) -> float:
+def _throughput_per_s(
+    unit: EngineProfile, work: Mix | Sequence[tuple[int, int]], held: int, seed: int, speed: float
+) -> float:
     engine = RunEngine(unit, speed=speed)
     rng = random.Random(seed)
     now, submitted, finished = 0.0, 0, 0
     while finished < _REQUESTS:
         while submitted - finished < held:
-            scenario = rng.choices(mix.scenarios, mix.shares())[0]
-            engine.submit(Request(scenario.draw_prompt(rng), scenario.output.draw(rng)), now)
+            if isinstance(work, Mix):
+                scenario = rng.choices(work.scenarios, work.shares())[0]
+                prompt, output = scenario.draw_prompt(rng), scenario.output.draw(rng)
+            else:
+                prompt, output = rng.choice(work)
+            engine.submit(Request(prompt, output), now)
             submitted += 1
         ends_at = engine.begin_run(now)
         assert ends_at is not None, "there is work"
