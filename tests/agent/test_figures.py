@@ -17,7 +17,7 @@ from tests.gateway.running import until
 from exaserve.agent.meters import Meters, Nvml
 from exaserve.agent.node import NodeAgent
 from exaserve.agent.slow_faults import WatchFinding
-from exaserve.cli.status import Snapshot, table
+from exaserve.cli.status_table import Shown, Snapshot, table
 from exaserve.domain.replica import ReplicaId
 from exaserve.gateway.fleet.agent_connection import NodeConnection
 from exaserve.gateway.fleet.machine_figures import accelerators
@@ -47,7 +47,7 @@ async def shown(made: World) -> tuple[str, dict[str, Any], str]:
         node = (await client.get("/nodes/all")).json()["nodes"][0]
         data = (await client.get("/replicas")).json()
     console = Console(width=160, record=True, file=io.StringIO())
-    console.print(table(Snapshot(data, time.monotonic()), None, 160, None))
+    console.print(table(Snapshot(data, time.monotonic()), None, Shown(160)))
     return made.gateway.metrics.render().decode(), node, console.export_text()
 
 

@@ -212,6 +212,7 @@ class _Admin:
             "state": health.state,
             "state_for_s": now - health.since,
             "reason": health.reason,
+            "agent": None if control.agents is None else control.agents.word(state.id),
             "eligible": state.eligible,
             "why_not": state.standing.why_not(),
             "draining": state.standing.draining,

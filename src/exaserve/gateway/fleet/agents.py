@@ -44,6 +44,10 @@ _REFUSAL_EVERY_S, _REFUSALS_MAX = 60.0, 1024
 """Between two lines of the log on the same client and reason, and how many of these are remembered."""
 
 
+_LEVELS = {"backoff": "warning", "failed": "error"}
+"""Of what an agent tells of its engines only what went wrong is in a gateway's log; the rest is in the agent's."""
+
+
 class Members(Protocol):
     """Who adds and removes replicas (the gateway)."""
 
@@ -188,6 +192,11 @@ class AgentServer:
     def _figures(self) -> dict[str, MachineFigures]:
         return {name: connection.figures for name, connection in self.nodes.items()}
 
+    def word(self, replica: ReplicaId) -> dict[str, object] | None:
+        """What its agent last said of a replica; None where no connected agent speaks for it."""
+        row = self.rows.get(replica)
+        return None if row is None or row.owner is None else row.as_dict()
+
     def as_rows(self) -> list[dict[str, object]]:
         now = self.clock()
         return [connection.as_dict(now) for connection in self.nodes.values()]
@@ -328,7 +337,8 @@ class AgentServer:
             self.fleet.restarted(row.id, f"process {state.pid} instead of {row.pid}", now)
         row.pid = state.pid or row.pid
         if state.state != row.state:
-            self.log.debug("replica_state", replica=row.id, state=state.state, why=state.reason)
+            level = _LEVELS.get(state.state, "debug")
+            self.log.event(level, "replica_state", replica=row.id, node=row.node, state=state.state, why=state.reason)
         row.state, row.reason, row.restarts, row.loras = state.state, state.reason, state.restarts, state.loras
         if state.state == "draining":
             if not row.drained:
