@@ -120,6 +120,8 @@ async def test_an_emptied_list_takes_nobody_out_who_answers_until_an_operator_sa
             answer = await admin.post("/discovery/believe", json={"source": row["source"]})
             assert answer.json() == {"source": row["source"], "leave": 1}
             await until(lambda: not ids(gateway))
+            told = gateway.metrics.render().decode().splitlines()
+            assert {"exaserve_replicas 0", "exaserve_replicas_eligible 0"} <= set(told), "an alert needs a series"
 
 
 async def test_weights_and_models_follow_without_a_new_replica():

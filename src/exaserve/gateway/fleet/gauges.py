@@ -43,6 +43,10 @@ class ReplicaGauges:
             self._labels.clear()
         state_of = Family("exaserve_replica_state", "gauge", "1 for the health state the replica is in.")
         eligible = Family("exaserve_replica_eligible", "gauge", "1 where the replica may take requests.")
+        known = Family("exaserve_replicas", "gauge", "Replicas that this gateway knows; 0 where it knows none.")
+        ready = Family("exaserve_replicas_eligible", "gauge", "Replicas that may take requests; 0 where none may.")
+        known.add(len(states))
+        ready.add(sum(state.eligible for state in states.values()))
         share = Family("exaserve_replica_share", "gauge", "Slow-start share times weight, 1 is normal.")
         inflight = Family("exaserve_replica_inflight", "gauge", "Placements of this gateway not yet released.")
         pending = Family(
@@ -82,7 +86,20 @@ class ReplicaGauges:
         )
         for signal, count in self._scheduler.signal_missing().items():
             blind.add(count, labels(signal=signal))
-        return [state_of, eligible, share, inflight, pending, kv_own, *reported, entropy, ejections, blind]
+        return [
+            known,
+            ready,
+            state_of,
+            eligible,
+            share,
+            inflight,
+            pending,
+            kv_own,
+            *reported,
+            entropy,
+            ejections,
+            blind,
+        ]
 
 
 class _Labels:
