@@ -18,6 +18,15 @@ def pytest_asyncio_loop_factories() -> dict[str, Callable[[], object]]:
     return {"uvloop": uvloop.new_event_loop}
 
 
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """A green run in which nothing was tried against a real engine says so."""
+    skipped = [each for each in terminalreporter.getreports("skipped") if "tests/real_vllm/" in each.nodeid]
+    if skipped:
+        why = str(skipped[0].longrepr[2]).removeprefix("Skipped: ")
+        terminalreporter.section("not tested against a real vLLM", sep="=", yellow=True, bold=True)
+        terminalreporter.line(f"{len(skipped)} tests did not run: {why}")
+
+
 @pytest.fixture(autouse=True)
 def _loop_is_never_blocked(request: pytest.FixtureRequest) -> Iterator[None]:
     """Only calls that come from ``exaserve`` count: a test may read its own files."""

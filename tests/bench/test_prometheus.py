@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import math
-import shutil
 import subprocess
 import sys
 import threading
@@ -17,15 +16,14 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 from tests.ports import free_port
+from tests.programs import program
 
 from exaserve.bench.telemetry import query_prometheus
 from exaserve.emulator.config import EmulatorConfig
 from exaserve.emulator.process import EmulatorProcess
 
-PROMETHEUS = shutil.which("prometheus")
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.skipif(PROMETHEUS is None, reason="prometheus is not installed"),
     pytest.mark.timeout(240),
 ]
 REPLICAS = 3
@@ -93,14 +91,13 @@ def exporter() -> Iterator[int]:
 @contextlib.contextmanager
 def prometheus(folder, jobs: dict[str, int]) -> Iterator[str]:
     """Scrapes these ports once a second; gives its URL once it has read each of them."""
-    assert PROMETHEUS is not None
     port = free_port()
     text = "global: {scrape_interval: 1s, scrape_timeout: 1s}\nscrape_configs:\n"
     for name, target in jobs.items():
         text += f"- job_name: {name}\n  static_configs:\n  - targets: ['127.0.0.1:{target}']\n"
     config = folder / "prometheus.yml"
     config.write_text(text)
-    command = [PROMETHEUS, f"--config.file={config}", f"--storage.tsdb.path={folder / 'data'}"]
+    command = [program("prometheus"), f"--config.file={config}", f"--storage.tsdb.path={folder / 'data'}"]
     command += [f"--web.listen-address=127.0.0.1:{port}", "--log.level=error"]
     url = f"http://127.0.0.1:{port}"
 

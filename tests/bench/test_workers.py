@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import shutil
 import ssl
 import subprocess
 import time
@@ -11,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from tests.bench.stub import DONE, END, FINISH, HEAD, ROLE, Stub, serving, token, usage
+from tests.programs import program
 
 from exaserve.bench import (
     Arrivals,
@@ -36,9 +36,7 @@ MIX = Mix(((Scenario("A", 40, OutputLengths("fixed", 3)), 1.0),))
 @pytest.fixture(scope="module")
 def pem(tmp_path_factory) -> Path:
     """Key and certificate of a server called localhost, good for a day."""
-    openssl = shutil.which("openssl")
-    if openssl is None:
-        pytest.skip("openssl is not installed")
+    openssl = program("openssl")
     made: Path = tmp_path_factory.mktemp("tls") / "localhost.pem"
     command = [openssl, "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
     command += ["-days", "1", "-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1"]

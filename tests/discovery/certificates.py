@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import shutil
 import ssl
 import subprocess
 from pathlib import Path
 
-import pytest
+from tests.programs import program
 
 
 class Certificates:
     def __init__(self, folder: Path) -> None:
-        if shutil.which("openssl") is None:
-            pytest.skip("the openssl command is not installed")
+        program("openssl")
         self.folder = folder
         self.ca = folder / "ca.pem"
         key = "-newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes"

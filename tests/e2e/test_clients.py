@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import shutil
 import subprocess
 from collections.abc import Iterator
 from typing import Any
@@ -14,6 +13,7 @@ import httpx
 import openai
 import pytest
 from tests.e2e.harness import MODEL, GatewayProcess, emulator
+from tests.programs import program
 
 from exaserve.emulator.process import EmulatorProcess
 
@@ -143,10 +143,9 @@ def test_a_stream_that_breaks_raises_in_the_clients(engines, gateway, client):
         engines.fault("all", clear=True)
 
 
-@pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed")
 def test_curl(gateway):
     body = json.dumps({"model": MODEL, "messages": ASK, "max_tokens": 3, "stream": True})
-    command = ["curl", "-sSN", "--max-time", "20", f"{gateway.url}/v1/chat/completions", "-d", body]
+    command = [program("curl"), "-sSN", "--max-time", "20", f"{gateway.url}/v1/chat/completions", "-d", body]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     events = [line for line in done.stdout.split("\n\n") if line]
     assert events[-1] == "data: [DONE]"

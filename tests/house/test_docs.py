@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import re
-import shutil
 import subprocess
 import sys
 from pathlib import Path
 
-import pytest
+from tests.programs import program
 
 from exaserve.config import parse_cluster
 
@@ -77,9 +76,7 @@ def test_cluster_files_that_pages_show_are_good() -> None:
 
 
 def test_prometheus_takes_the_rules_that_operating_shows(tmp_path: Path) -> None:
-    promtool = shutil.which("promtool")
-    if promtool is None:
-        pytest.skip("promtool is not installed")
+    promtool = program("promtool")
     page = (ROOT / "docs" / "operating.md").read_text("utf-8")
     config, rules = re.findall(r"```yaml\n(.*?)```", page, re.DOTALL)
     queries = [

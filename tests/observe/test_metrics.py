@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import shutil
 import subprocess
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
+from tests.programs import program
 
 from exaserve.domain.request import Outcome, Usage
 from exaserve.observe import Family, GatewayMetrics, Histogram, labels
@@ -106,14 +106,14 @@ def test_histogram_buckets_are_cumulative_and_sum_up(seen):
     assert buckets == [sum(value <= bound for value in seen) for bound in (0.5, 1.0, 10.0)] + [len(seen)]
 
 
-@pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not installed")
 @pytest.mark.may_block
 def test_promtool_has_nothing_to_say():
+    promtool = program("promtool")
     metrics = GatewayMetrics()
     metrics.started()
     metrics.finished("m", "r1", 200, True, Outcome.COMPLETED, 0.2, 1.0, Usage(1, 2))
     metrics.retried("r1", "connect")
     metrics.refused("queue_full")
     metrics.client_error("bad_framing")
-    checked = subprocess.run(["promtool", "check", "metrics"], input=metrics.render(), capture_output=True, check=False)
+    checked = subprocess.run([promtool, "check", "metrics"], input=metrics.render(), capture_output=True, check=False)
     assert (checked.returncode, checked.stdout + checked.stderr) == (0, b"")

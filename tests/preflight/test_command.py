@@ -19,6 +19,7 @@ import pytest
 from tests.ports import free_port
 from tests.preflight import shapes
 from tests.preflight.test_host import CHRONY, LSCPU
+from tests.programs import program
 
 from exaserve.cli.main import build
 from exaserve.cli.preflight_hosts import SshOptions, read_hosts, read_saved
@@ -191,9 +192,9 @@ def test_type_given_on_the_command_line(tmp_path: Path, capsys: pytest.CaptureFi
 # ------------------------------------------------------------------------------------------------ a real sshd
 @pytest.fixture
 def sshd(tmp_path: Path) -> Iterator[str]:
-    server = shutil.which("sshd", path=f"{os.environ.get('PATH', '')}:/usr/sbin:/usr/local/sbin")
-    if server is None or shutil.which("ssh-keygen") is None or shutil.which("ssh") is None:
-        pytest.skip("no OpenSSH server here (Debian package openssh-server)")
+    server = program("sshd")
+    program("ssh")
+    program("ssh-keygen")
     for name in ("host_key", "user_key"):
         subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(tmp_path / name)], check=True)
     keys = tmp_path / "authorized_keys"

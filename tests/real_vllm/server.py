@@ -75,9 +75,17 @@ def install() -> Path:
             except subprocess.TimeoutExpired:
                 raise Unavailable(f"{PACKAGE} was not installed within {INSTALL_S:g} s") from None
             if done.returncode:
-                raise Unavailable(f"{PACKAGE} cannot be installed: {done.stderr.strip().splitlines()[-1:]}")
+                raise Unavailable(_why_not(done.stderr))
         ready.touch()
     return python
+
+
+def _why_not(said: str) -> str:
+    """What pip's words mean: the reader wants to know whether the tests or the network are at fault."""
+    if any(words in said for words in ("No matching distribution", "Could not find a version", "ConnectionError")):
+        return f"{PACKAGE} is not to be had: the package index cannot be reached from here, or does not carry it"
+    last = said.strip().splitlines()[-1:] or ["pip said nothing"]
+    return f"{PACKAGE} cannot be installed: {last[0]}"
 
 
 def _works(python: Path) -> bool:
