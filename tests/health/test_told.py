@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from exaserve.domain.replica import ReplicaId
 from exaserve.health import FailureKind, HealthBook, HealthChange, HealthConfig
 
@@ -9,21 +11,26 @@ R = ReplicaId("node1/r0")
 CONFIG = HealthConfig(slow_start_s=10.0)
 
 
-class Book(HealthBook):
+class Book:
+    """A book, and what an agent's word changed in it. Not a subclass: compiled classes are no bases of others."""
+
     def __init__(self) -> None:
         self.changes: list[tuple[bool, str, float]] = []
-        super().__init__(CONFIG)
-        self.add(R, 0.0)
+        self._book = HealthBook(CONFIG)
+        self._book.add(R, 0.0)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._book, name)
 
     def told(self, replica: ReplicaId, reason: str, now: float, *, ready: bool) -> HealthChange | None:
-        change = super().told(replica, reason, now, ready=ready)
+        change = self._book.told(replica, reason, now, ready=ready)
         if change is not None:
             self.changes.append((change.available, change.reason, change.share))
         return change
 
     def state(self, replica: ReplicaId = R) -> tuple[str, int]:
         self.validate()
-        return super().state(replica)
+        return self._book.state(replica)
 
 
 def test_ready_by_word_is_used_at_once_and_rarely_probed_from_here() -> None:
