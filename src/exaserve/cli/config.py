@@ -45,7 +45,7 @@ def check(file: _File) -> None:
 
 
 def show(file: _File) -> None:
-    """Print every value in effect, defaults too, as a cluster file."""
+    """Print every value in effect, defaults too, as a cluster file; tokens and passwords in it are masked (***)."""
     from exaserve.config import load_cluster, to_yaml
 
-    typer.echo(to_yaml(load_cluster(file)), nl=False)
+    typer.echo(to_yaml(load_cluster(file), mask=True), nl=False)

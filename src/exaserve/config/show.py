@@ -11,10 +11,11 @@ import yaml
 
 from exaserve.config.cluster import SCHEMA, STARTING_KEYS, Cluster, Pool, SchedulingSection
 from exaserve.config.convert import OFF, is_record, key_of, names_of
+from exaserve.config.mask import masked
 from exaserve.config.scalars import show_duration
 from exaserve.scheduling.config import SchedulerConfig
 
-__all__ = ["diff", "effective", "to_yaml", "without_limits"]
+__all__ = ["diff", "effective", "shown_to_people", "to_yaml", "without_limits"]
 
 _CHANGES_MAX = 50
 
@@ -39,9 +40,16 @@ def effective(value: Any) -> Any:
     return value
 
 
-def to_yaml(cluster: Cluster) -> str:
-    """Every value, defaults too, as a cluster file."""
-    shown = {key: value for key, value in effective(cluster).items() if value != []}
+def shown_to_people(cluster: Cluster) -> dict[str, Any]:
+    """Every value in effect, with the secrets in it masked."""
+    shown: dict[str, Any] = masked(effective(cluster))
+    return shown
+
+
+def to_yaml(cluster: Cluster, *, mask: bool = False) -> str:
+    """Every value, defaults too, as a cluster file; with ``mask`` for people's eyes."""
+    values = shown_to_people(cluster) if mask else effective(cluster)
+    shown = {key: value for key, value in values.items() if value != []}
     return yaml.safe_dump(shown, sort_keys=False, allow_unicode=True, width=100)
 
 

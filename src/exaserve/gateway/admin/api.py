@@ -41,7 +41,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from exaserve.config import Cluster, is_loopback, join_address
-from exaserve.config.show import effective
+from exaserve.config.show import shown_to_people
 from exaserve.domain.errors import ConfigError
 from exaserve.domain.replica import ReplicaId
 from exaserve.domain.request import RequestFacts
@@ -265,7 +265,7 @@ class _Admin:
         return None if peering is None else peering.as_dict()
 
     async def config(self, _request: Request) -> Response:
-        return _json({"config": effective(self._control.cluster)})
+        return _json({"config": shown_to_people(self._control.cluster)})
 
     async def queue(self, _request: Request) -> Response:
         admission = self._control.admission
