@@ -120,7 +120,7 @@ async def test_missing_signals_are_unknown_and_told_once():
         assert watched.report(0).kv_use is None
         assert watched.report(0).missing == ("kv_use",)
         assert watched.events() == ["signals_missing"]
-        text = "".join(line for family in watched.telemetry.families() for line in family.lines())
+        text = "".join(line for family in watched.telemetry.families(None) if family for line in family.lines())
         assert 'exaserve_telemetry_signal_missing{replica="r0",signal="kv_use"} 1' in text
         engine.answers["/metrics"] = (200, vllm_now().encode())
         await watched.until(lambda: watched.events() == ["signals_missing", "signals_complete"])

@@ -62,7 +62,7 @@ def test_sources_are_asked_on_every_scrape():
     metrics = GatewayMetrics(process=False)
     asked = []
 
-    def source() -> list[Family]:
+    def source(_nodes: object) -> list[Family]:
         asked.append(1)
         one = Family("exaserve_replica_up", "gauge", "x")
         one.add(float(len(asked)), labels(replica="r1"))
@@ -71,6 +71,34 @@ def test_sources_are_asked_on_every_scrape():
     metrics.add_source(source)
     read(metrics)
     assert read(metrics)["exaserve_replica_up", (("replica", "r1"),)] == 2
+
+
+def test_a_large_fleet_is_told_by_node_and_a_counter_stays_with_the_node_of_a_replica_that_left():
+    metrics = GatewayMetrics(process=False)
+    for replica in ("n1/r0", "n1/r1", "n2/r0"):
+        metrics.started()
+        metrics.finished("m", replica, 200, True, Outcome.COMPLETED, 0.5, 1.0, None)
+        metrics.retried(replica, "connect")
+    nodes = {"n1/r0": "n1", "n1/r1": "n1", "n2/r0": "n2"}
+    metrics.nodes = lambda: nodes
+    for _ in range(2):
+        samples = read(metrics)
+        result = (("model", "m"), ("node", "n1"), ("outcome", "completed"), ("status", "200"), ("stream", "true"))
+        assert samples["exaserve_requests_total", tuple(sorted(result))] == 2
+        assert samples["exaserve_replica_first_bytes_total", (("model", "m"), ("node", "n2"))] == 1
+        assert not any(("replica", "n1/r0") in sample for _, sample in samples)
+        nodes = {"n2/r0": "n2"}
+    assert read(metrics)["exaserve_ttft_seconds_count", (("model", "m"),)] == 3
+
+
+def test_an_exposition_comes_in_pieces_that_are_the_whole():
+    metrics = GatewayMetrics(process=False)
+    for index in range(2000):
+        metrics.started()
+        metrics.finished("m", f"r{index}", 200, True, Outcome.COMPLETED, 0.5, 1.0, None)
+    pieces = list(metrics.pieces(None))
+    assert b"".join(pieces) == metrics.render()
+    assert max(piece.count(b"\n") for piece in pieces) <= 502
 
 
 def test_cardinality_is_bounded():

@@ -101,6 +101,9 @@ class GatewaySettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     peer_lag_max_s: float = 0.05
     """A peer whose messages are older than this when they come is not decided by: two gateways would choose the same
     idle replica meanwhile. It counts again below half of it. Seconds."""
+    replica_series_max: int = 512
+    """Replicas up to which ``/metrics`` has a series for each; above, sums for each node. A series costs about 2 µs of
+    the loop that relays tokens, and a replica has some 23."""
     engine_api_key_file: str = ""
     """File with the key that engines were started with (vLLM's ``--api-key``), for probes and telemetry, of the gateway
     and of the agents. Clients' own ``Authorization`` passes through untouched."""

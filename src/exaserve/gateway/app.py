@@ -96,21 +96,23 @@ class Gateway:
         self.peering: Peering | None = None
         if outbox is not None:
             self.peering = Peering(settings, peer_token, self.scheduler, outbox, log, clock, rng, self.core.wake)
-            self.metrics.add_source(self.peering.families)
+            peers = self.peering
+            self.metrics.add_source(lambda _: peers.families())
         self.registries: Registries | None = None
         if cluster.discovery:
             sources = sources_of(cluster.discovery, read_environment(), log)
             hold_s = cluster.discovery.shrink_hold_s
             self.registries = Registries(sources, self, self.scheduler, log, self.core.wake, hold_s)
-            self.metrics.add_source(self.registries.families)
+            registries = self.registries
+            self.metrics.add_source(lambda _: registries.families())
         self.agents: AgentServer | None = None
         if cluster.agents.enabled:
             self.agents = agents_of(cluster.agents, self, agent_token)
             self.metrics.add_source(self.agents.families)
         self.admin = AdminServer(self, settings.admin_host, settings.admin_port, admin_token)
         self.metrics.add_source(self.telemetry.families)
-        gauges = ReplicaGauges(self.fleet)
-        self.metrics.add_source(lambda: gauges.families(self.clock()))
+        self.metrics.add_source(ReplicaGauges(self.fleet, clock).families)
+        self.metrics.nodes = self._nodes
         self._server: asyncio.Server | None = None
         self._stopping: asyncio.Task[None] | None = None
         self._ready_told = False
@@ -279,6 +281,13 @@ class Gateway:
             self._add(spec)
             return
         self.fleet.update(spec)
+
+    def _nodes(self) -> dict[str, str] | None:
+        """Each replica's node, where there are too many of them for a series each."""
+        members = self.fleet.members()
+        if len(members) <= self.cluster.gateway.replica_series_max:
+            return None
+        return {replica: member.ledger.spec.node for replica, member in members.items()}
 
     # ---- what the fleet wants done --------------------------------------------------------------------------------
     def _changes_wait(self) -> None:

@@ -48,12 +48,26 @@ class Family:
     kind: Kind
     help: str
     samples: list[tuple[str, str, float]] = field(default_factory=list)
+    merged: dict[str, float] = field(default_factory=dict)
+    """By label text, of :meth:`sum` and :meth:`top`."""
 
     def add(self, value: float, label_text: str = "", suffix: str = "") -> None:
         self.samples.append((suffix, label_text, value))
 
+    def sum(self, value: float, label_text: str) -> None:
+        """Adds to the sample with the same labels."""
+        merged = self.merged
+        merged[label_text] = merged.get(label_text, 0) + value
+
+    def top(self, value: float, label_text: str) -> None:
+        """The largest of all with the same labels."""
+        merged = self.merged
+        known = merged.get(label_text)
+        if known is None or value > known:
+            merged[label_text] = value
+
     def lines(self) -> Iterable[str]:
-        if not self.samples:
+        if not self.samples and not self.merged:
             return
         name = self.name
         yield f"# HELP {name} {self.help}\n# TYPE {name} {self.kind}\n"
@@ -61,6 +75,9 @@ class Family:
         for suffix, label_text, value in self.samples:
             text = repr(value)
             yield f"{name}{suffix}{label_text} {special.get(text, text)}\n"
+        for label_text, value in self.merged.items():
+            text = repr(value)
+            yield f"{name}{label_text} {special.get(text, text)}\n"
 
 
 class Histogram:

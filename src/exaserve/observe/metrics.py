@@ -1,14 +1,15 @@
 # compiled
 """The gateway's own metrics. On the request path only plain ints and lists change; text is made when someone scrapes.
 
-Cardinality is bounded: per-replica series carry counters only, histograms are per model, and above ``series_max``
-pairs of model and replica the rest shares one series named ``other``.
+Cardinality is bounded: per-replica series carry counters only, histograms are per model, above ``series_max`` pairs of
+model and replica the rest shares one series named ``other``, and a large fleet is told by node: whoever has a series
+for each replica otherwise has one for each node then, with the label ``node`` in place of ``replica``.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from prometheus_client import CollectorRegistry, GCCollector, ProcessCollector, generate_latest
 
@@ -24,6 +25,10 @@ TTFT_BUCKETS_S = (
 DURATION_BUCKETS_S = (
     0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 15.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1800.0,
 )  # fmt: skip
+MetricSource = Callable[[Mapping[str, str] | None], Iterable[Family | None]]
+"""Families that others keep: by replica, or by node where replicas' nodes are given. None is a good place to pause."""
+_PIECE_LINES = 500
+_PIECE_PAIRS = 256
 QUEUE_BUCKETS_S = (0.001, 0.005, 0.02, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 30.0, 60.0)
 
 
@@ -43,10 +48,12 @@ class _ModelCell:
 class _PairCell:
     """What is kept per model and replica."""
 
-    __slots__ = ("model", "results", "ttft_count", "ttft_sum")
+    __slots__ = ("model", "node", "results", "ttft_count", "ttft_sum")
 
     def __init__(self, model: _ModelCell) -> None:
         self.model = model
+        self.node = ""
+        """Where the replica was last known to be: a counter must not change nodes when its replica has left."""
         self.results: dict[str, int] = {}
         """``outcome,status,stream`` → requests."""
         self.ttft_sum = 0.0
@@ -74,7 +81,9 @@ class GatewayMetrics:
         self._retries: dict[tuple[str, str], int] = {}
         self._refusals: dict[str, int] = {}
         self._client_errors: dict[str, int] = {}
-        self._sources: list[Callable[[], Iterable[Family]]] = []
+        self._sources: list[MetricSource] = []
+        self.nodes: Callable[[], Mapping[str, str] | None] = _by_replica
+        """Asked at each scrape: the replicas' nodes where figures are by node, None where they are by replica."""
         self._registry: CollectorRegistry | None = None
         if process:
             self._registry = CollectorRegistry()
@@ -167,7 +176,7 @@ class GatewayMetrics:
     def finished_total(self) -> int:
         return self._finished
 
-    def add_source(self, source: Callable[[], Iterable[Family]]) -> None:
+    def add_source(self, source: MetricSource) -> None:
         """``source`` is asked on every scrape for gauges that others keep (replicas, telemetry, health)."""
         self._sources.append(source)
 
@@ -197,24 +206,48 @@ class GatewayMetrics:
 
     def render(self) -> bytes:
         """The whole exposition, ``text/plain; version=0.0.4``."""
-        families = [*self._request_families(), *self._scalar_families()]
-        for source in self._sources:
-            families.extend(source())
-        text = "".join(line for family in families for line in family.lines()).encode()
-        return text + generate_latest(self._registry) if self._registry is not None else text
+        return b"".join(self.pieces(self.nodes()))
 
-    def _request_families(self) -> list[Family]:
+    def pieces(self, nodes: Mapping[str, str] | None) -> Iterator[bytes]:
+        """The exposition in pieces of about a millisecond, some of them empty: between them others may run."""
+        for source in (self._pair_families, self._request_families, *self._sources):
+            for family in source(nodes):
+                lines: list[str] = []
+                if family is not None:
+                    for line in family.lines():
+                        lines.append(line)
+                        if len(lines) == _PIECE_LINES:
+                            yield "".join(lines).encode()
+                            lines = []
+                yield "".join(lines).encode()
+        if self._registry is not None:
+            yield generate_latest(self._registry)
+
+    def _pair_families(self, nodes: Mapping[str, str] | None) -> Iterator[Family | None]:
         requests = Family("exaserve_requests_total", "counter", "Requests ended, by model, replica and result.")
         ttft_sum = Family("exaserve_replica_ttft_seconds_total", "counter", "Seconds to first byte, summed.")
         ttft_count = Family("exaserve_replica_first_bytes_total", "counter", "Answers that had a first byte.")
-        for model, replicas in self._pairs.items():
-            for replica, cell in replicas.items():
-                head = labels(model=model, replica=replica)
+        passed = 0
+        for model, replicas in list(self._pairs.items()):
+            for replica, cell in list(replicas.items()):
+                passed += 1
+                if passed % _PIECE_PAIRS == 0:
+                    yield None
+                if nodes is None or not replica:
+                    head = labels(model=model, replica=replica)
+                else:
+                    cell.node = nodes.get(replica, cell.node)
+                    head = labels(model=model, node=cell.node)
                 for key, count in cell.results.items():
-                    requests.add(count, f"{head[:-1]},{key}}}")
+                    requests.sum(count, f"{head[:-1]},{key}}}")
                 if replica:
-                    ttft_sum.add(cell.ttft_sum, head)
-                    ttft_count.add(cell.ttft_count, head)
+                    ttft_sum.sum(cell.ttft_sum, head)
+                    ttft_count.sum(cell.ttft_count, head)
+        yield requests
+        yield ttft_sum
+        yield ttft_count
+
+    def _request_families(self, nodes: Mapping[str, str] | None) -> list[Family | None]:
         ttft = Family("exaserve_ttft_seconds", "histogram", "Request read to first response byte, seconds.")
         duration = Family("exaserve_request_duration_seconds", "histogram", "Request read to end of answer, seconds.")
         prompt = Family("exaserve_prompt_tokens_total", "counter", "Prompt tokens, as engines reported them.")
@@ -227,7 +260,13 @@ class GatewayMetrics:
             prompt.add(per_model.prompt_tokens, head)
             output.add(per_model.completion_tokens, head)
             cached.add(per_model.cached_tokens, head)
-        return [requests, ttft, duration, ttft_sum, ttft_count, prompt, output, cached]
+        retries = Family("exaserve_retries_total", "counter", "Requests moved off a replica before their first byte.")
+        for (replica, why), count in self._retries.items():
+            if nodes is None:
+                retries.sum(count, labels(replica=replica, why=why))
+            else:
+                retries.sum(count, labels(node=nodes.get(replica, ""), why=why))
+        return [ttft, duration, prompt, output, cached, retries, *self._scalar_families()]
 
     def _scalar_families(self) -> list[Family]:
         in_flight = Family("exaserve_requests_in_flight", "gauge", "Requests read and not yet ended.")
@@ -238,16 +277,17 @@ class GatewayMetrics:
         depth.add(self._queue_depth)
         wait = Family("exaserve_queue_wait_seconds", "histogram", "Time in the admission queue, seconds.")
         self._queue_wait.render(wait)
-        retries = Family("exaserve_retries_total", "counter", "Requests moved off a replica before their first byte.")
-        for (replica, why), count in self._retries.items():
-            retries.add(count, labels(replica=replica, why=why))
         refusals = Family("exaserve_refusals_total", "counter", "Requests refused by the gateway for want of capacity.")
         for why, count in self._refusals.items():
             refusals.add(count, labels(why=why))
         errors = Family("exaserve_client_errors_total", "counter", "Requests that were the client's fault.")
         for code, count in self._client_errors.items():
             errors.add(count, labels(code=code))
-        return [in_flight, streams, depth, wait, retries, refusals, errors]
+        return [in_flight, streams, depth, wait, refusals, errors]
+
+
+def _by_replica() -> Mapping[str, str] | None:
+    return None
 
 
 _RESULT_KEYS: dict[tuple[str, int, bool], str] = {

@@ -15,7 +15,7 @@ POST     /policy                        ``{"policy": "entropy"}``
 POST     /explain                       a hypothetical request: who is out and why, what the others cost
 GET      /config                        effective configuration
 GET      /queue                         the admission queue
-GET      /metrics, /health              as on the data port
+GET      /metrics, /health              as on the data port; ``/metrics?by=replica``: a series for each, at any size
 =======  =============================  ===================================================================
 
 Errors are ``{"error": {"message", "type", "param", "code"}}``. It can take replicas out of rotation, so beyond loopback
@@ -46,9 +46,9 @@ from exaserve.domain.errors import ConfigError
 from exaserve.domain.replica import ReplicaId
 from exaserve.domain.request import RequestFacts
 from exaserve.gateway.admin.nodes import Nodes
+from exaserve.gateway.admin.rows import replica_row
 from exaserve.gateway.core import Core
 from exaserve.gateway.fleet.agents import AgentServer
-from exaserve.gateway.fleet.gauges import entropy_terms
 from exaserve.gateway.fleet.registries import Registries
 from exaserve.gateway.fleet.telemetry import Telemetry
 from exaserve.gateway.peers.peering import Peering
@@ -59,6 +59,8 @@ from exaserve.serving.fleet import Fleet
 __all__ = ["AdminServer", "Control", "build_admin"]
 
 BODY_BYTES_MAX = 1_048_576
+_PAUSE_EVERY = 32
+"""Rows between two pauses: about a millisecond."""
 _T = TypeVar("_T")
 
 
@@ -138,11 +140,6 @@ async def _body(request: Request, kind: type[_T]) -> _T:
         raise _AdminError(400, f"The body is not JSON: {error}.", "invalid_body") from None
 
 
-def _finite(value: float | None) -> float | str | None:
-    """JSON has no infinity."""
-    return "inf" if value is not None and math.isinf(value) else value
-
-
 class _Admin:
     """The handlers."""
 
@@ -173,7 +170,12 @@ class _Admin:
     async def replicas(self, _request: Request) -> Response:
         control = self._control
         requests = control.metrics.requests_by_replica()
-        rows = [self._row(state, requests.get(replica, 0)) for replica, state in control.scheduler.states().items()]
+        rows = []
+        for number, (replica, state) in enumerate(list(control.scheduler.states().items())):
+            if number % _PAUSE_EVERY == _PAUSE_EVERY - 1:
+                await asyncio.sleep(0)  # thousands of rows take longer than a token may wait
+            if replica in control.fleet:
+                rows.append(msgspec.Raw(msgspec.json.encode(self._row(state, requests.get(replica, 0)))))
         return _json(
             {
                 "url": control.url,
@@ -197,55 +199,9 @@ class _Admin:
 
     def _row(self, state: ReplicaLedger, requests: int) -> dict[str, Any]:
         control = self._control
-        now = control.clock()
-        spec = state.spec
-        health = control.fleet.view(state.id, now)
+        word = None if control.agents is None else control.agents.word(state.id)
         polling = control.telemetry.view(state.id)
-        report = state.seen.report if state.seen.fresh else None
-        return {
-            "id": state.id,
-            "url": state.url,
-            "node": spec.node,
-            "version": spec.version,
-            "models": spec.models,
-            "engine": polling.engine or spec.engine,
-            "state": health.state,
-            "state_for_s": now - health.since,
-            "reason": health.reason,
-            "agent": None if control.agents is None else control.agents.word(state.id),
-            "eligible": state.eligible,
-            "why_not": state.standing.why_not(),
-            "draining": state.standing.draining,
-            "weight": state.standing.weight,
-            "forced_score": _finite(state.standing.forced),
-            "share": state.standing.ramp if state.standing.available else 0.0,
-            "suspect": state.id in control.fleet.suspects,
-            "ejections": health.ejections,
-            "consecutive_failures": health.consecutive_failures,
-            "last_failure": health.last_failure,
-            "probe_latency_s": health.probe_latency_s,
-            "inflight": state.inflight,
-            "requests_total": requests,
-            "ledger": {
-                "told": state.told,
-                "pending": len(state.pending),
-                "pending_s": state.pending_s,
-                "decoding": state.decoding,
-                "kv_tokens": state.kv.own,
-                "placed_total": state.placed_total,
-            },
-            "running": report.running if report else None,
-            "waiting": report.waiting if report else None,
-            "kv_use": report.kv_use if report else None,
-            "prefix_hits_total": report.prefix_hits_total if report else None,
-            "prefix_queries_total": report.prefix_queries_total if report else None,
-            "kv_tokens_max": int(state.kv.max) or None,
-            "report_age_s": state.report_age(now),
-            "signals_missing": polling.missing,
-            "telemetry_error": polling.error,
-            "prefill_tokens_per_s": 1.0 / state.per_token_s,
-            "entropy": {term: _finite(value) for term, value in entropy_terms(state, now).items()},
-        }
+        return replica_row(control.fleet, polling, word, state, requests, control.clock())
 
     async def discovery(self, _request: Request) -> Response:
         registries = self._control.registries
@@ -281,8 +237,14 @@ class _Admin:
             }
         )
 
-    async def metrics(self, _request: Request) -> Response:
-        return Response(self._control.metrics.render(), media_type="text/plain; version=0.0.4; charset=utf-8")
+    async def metrics(self, request: Request) -> Response:
+        metrics = self._control.metrics
+        nodes = None if request.query_params.get("by") == "replica" else metrics.nodes()
+        parts = []
+        for piece in metrics.pieces(nodes):
+            parts.append(piece)
+            await asyncio.sleep(0)
+        return Response(b"".join(parts), media_type="text/plain; version=0.0.4; charset=utf-8")
 
     async def alive(self, _request: Request) -> Response:
         return _json({"status": "ok"})

@@ -11,7 +11,7 @@ import asyncio
 import secrets
 import socket
 import ssl
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Protocol
 
 from exaserve.config import join_address
@@ -201,9 +201,10 @@ class AgentServer:
         now = self.clock()
         return [connection.as_dict(now) for connection in self.nodes.values()]
 
-    def families(self) -> Iterable[Family]:
-        nodes = Family("exaserve_agents_connected", "gauge", "Node agents connected to this gateway.")
-        nodes.add(len(self.nodes))
+    def families(self, nodes: Mapping[str, str] | None) -> Iterable[Family | None]:
+        """For the gateway's own metrics; replicas' figures as sums by node where ``nodes`` are given."""
+        connected = Family("exaserve_agents_connected", "gauge", "Node agents connected to this gateway.")
+        connected.add(len(self.nodes))
         rest = []
         for name, value, text in (
             ("batches", self.batches, "Telemetry batches of agents."),
@@ -218,10 +219,11 @@ class AgentServer:
         restarts = Family("exaserve_replica_restarts", "gauge", "Restarts after failures, as the node's agent counts.")
         state = Family("exaserve_replica_lifecycle", "gauge", "1 for the state its agent says a replica is in.")
         for row in self.rows.values():
+            where = {"replica": row.id} if nodes is None else {"node": row.node}
             if row.restarts:
-                restarts.add(row.restarts, labels(replica=row.id))
-            state.add(1, labels(replica=row.id, state=row.state))
-        return [nodes, *rest, restarts, state, *figures.families(self._figures())]
+                restarts.sum(row.restarts, labels(**where))
+            state.sum(1, labels(**where, state=row.state))
+        return [connected, *rest, restarts, state, *figures.families(self._figures())]
 
     # ---- membership ---------------------------------------------------------------------------------------------
     def established(self, connection: NodeConnection, peer: Hello) -> None:

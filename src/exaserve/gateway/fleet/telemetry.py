@@ -111,6 +111,7 @@ class Telemetry:
         self._api_key = api_key
         self._pollers: dict[ReplicaId, _Poller] = {}
         self._held = 0
+        self._polls = self._failures = 0
         self._seq = 0
         self._added = 0
         self._ticker: asyncio.TimerHandle | None = None
@@ -207,19 +208,25 @@ class Telemetry:
         reader = poller.reader
         return TelemetryView(reader.engine, reader.path, poller.missing, poller.polls, poller.failures, poller.error)
 
-    def families(self) -> Iterable[Family]:
-        """Polls, failures and missing signals per replica, for the gateway's own metrics."""
+    def families(self, nodes: Mapping[str, str] | None) -> Iterable[Family | None]:
+        """Polls, failures and missing signals for the gateway's own metrics: per replica, or of all together where
+        figures are by node, since a counter must not fall when a replica leaves its node."""
         polls = Family("exaserve_telemetry_polls_total", "counter", "Polls of a replica's metrics that ended.")
         failures = Family("exaserve_telemetry_failures_total", "counter", "Polls without a usable answer.")
         missing = Family(
             "exaserve_telemetry_signal_missing", "gauge", "1 where a replica should report this and does not."
         )
+        if nodes is not None:
+            polls.add(self._polls)
+            failures.add(self._failures)
         for replica, poller in self._pollers.items():
-            head = labels(replica=replica)
-            polls.add(poller.polls, head)
-            failures.add(poller.failures, head)
+            if nodes is None:
+                head = labels(replica=replica)
+                polls.add(poller.polls, head)
+                failures.add(poller.failures, head)
             for signal in poller.missing:
-                missing.add(1, labels(replica=replica, signal=signal))
+                where = {"replica": replica} if nodes is None else {"node": nodes.get(replica, "")}
+                missing.sum(1, labels(**where, signal=signal))
         return [polls, failures, missing]
 
     # ---- polling ------------------------------------------------------------------------------------------------
@@ -253,6 +260,7 @@ class Telemetry:
         if self._pollers.get(replica) is not poller:
             return
         poller.polls += 1
+        self._polls += 1
         signals = poller.reader.take(result)
         if result.status == 200:
             self._note_missing(poller, poller.reader.missing)
@@ -260,6 +268,7 @@ class Telemetry:
         if signals is None:
             poller.failures += 1
             poller.failures_row += 1
+            self._failures += 1
             if result.error == REFUSED:
                 self._fleet.unreachable(replica)
             if error != poller.error:
