@@ -60,7 +60,6 @@ def test_all_ports_up(h100: Context) -> None:
     ("port", "code", "word"),
     [
         (("mlx5_8", "Down", "Polling", 10), "PF-IB-002", "no signal"),
-        (("mlx5_8", "Down", "Disabled", 10), "PF-IB-002", "switched off"),
         (("mlx5_8", "Initializing", "LinkUp", 400), "PF-IB-002", "subnet manager"),
         (("mlx5_8", "Active", "LinkUp", 200), "PF-IB-003", "200"),
         (("mlx5_8", "Active", "LinkUp", 10), "PF-IB-003", "10"),
@@ -70,6 +69,20 @@ def test_a_port_that_is_not_right(port: tuple[str, str, str, int], code: str, wo
     judgement = judge_ibstat(shapes.ibstat([*EIGHT, port]), h100)
     assert (judgement.verdict, codes_of(judgement)) == (CheckVerdict.FAILED, [code])
     assert word in judgement.findings[0].text
+
+
+def test_a_port_that_nobody_uses_is_a_warning_unless_it_was_chosen(h100: Context) -> None:
+    disabled = shapes.ibstat([*EIGHT, ("mlx5_8", "Down", "Disabled", 10)])
+    polling = shapes.ibstat([*EIGHT, ("mlx5_8", "Down", "Polling", 10)])
+    used = tuple(f"mlx5_{i}" for i in range(8))
+    assert judge_ibstat(disabled, h100).verdict is CheckVerdict.WARNING
+    assert judge_ibstat(polling, h100).verdict is CheckVerdict.FAILED
+    assert judge_ibstat(polling, replace(h100, nics=used)).verdict is CheckVerdict.WARNING
+    for text in (disabled, polling):
+        chosen = judge_ibstat(text, replace(h100, nics=(*used, "mlx5_8")))
+        assert (chosen.verdict, codes_of(chosen)) == (CheckVerdict.FAILED, ["PF-IB-002"])
+    gone = judge_ibstat(shapes.ibstat(EIGHT), replace(h100, nics=("mlx5_0", "mlx5_77")))
+    assert "mlx5_77 of --nic is not there" in gone.findings[0].text
 
 
 def test_too_few_ports_for_the_machine(h100: Context) -> None:

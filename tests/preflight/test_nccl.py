@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 from tests.preflight import shapes
 
-from exaserve.preflight import CheckVerdict, Context
+from exaserve.preflight import CheckVerdict, Context, recognise
 from exaserve.preflight.nccl import judge_nccl, parse_nccl
 
 
@@ -106,7 +106,43 @@ def test_lines_that_two_ranks_wrote_into(h100: Context) -> None:
     lines[rows[2]] = lines[rows[2]][:60] + lines[rows[3]]
     judgement = judge_nccl("\n".join(lines), h100)
     assert codes_of(judgement) == ["PF-NCCL-004"]
-    assert judgement.facts["rows"] == len(rows) - 1
+    assert judgement.facts["damaged_lines"] == 1
+    assert judgement.facts["rows"] == len(rows)  # the second of them is whole
+
+
+ROW = "{size:>12} {count:>12}     float     sum      -1 {time:>8} {alg:>6.2f} {bus:>6.2f}      0 {time:>8} {alg:>6.2f} {bus:>6.2f}      0"
+
+
+def row(size: int, alg: float) -> str:
+    return ROW.format(size=size, count=size // 4, time=round(size / alg / 1000, 1), alg=alg, bus=alg * 1.75)
+
+
+ROWS = [row(1 << p, 260.0) for p in (28, 30, 32)]
+
+
+def test_rows_without_a_header_are_recognised() -> None:
+    found = recognise("\n".join(ROWS))
+    assert found is not None
+    assert found.id == "nccl"
+    assert len(parse_nccl("\n".join(ROWS)).rows) == 3
+
+
+@pytest.mark.parametrize("prefix", ["[1,3]<stdout>:", "[1,12]<stdout>: ", "node-7: ", "[1,0]:"])
+def test_a_rank_s_mark_inside_a_row(prefix: str) -> None:
+    text = "\n".join(each.replace(" float ", f" float {prefix} ") for each in ROWS)
+    assert recognise(text) is not None or "node" in prefix
+    run = parse_nccl(shapes.NCCL_HEAD + text)
+    assert (len(run.rows), run.damaged) == (3, 0)
+
+
+def test_rows_of_several_ranks_in_one_line() -> None:
+    run = parse_nccl(shapes.NCCL_HEAD + "   ".join(ROWS))
+    assert (len(run.rows), run.damaged) == (3, 0)
+    torn = ROWS[0][:45] + "  " + ROWS[1]
+    run = parse_nccl(torn + "\n" + ROWS[2])
+    assert (len(run.rows), run.damaged) == (2, 1)
+    half = "  1073741824    268435456     float \n" + ROWS[2]
+    assert parse_nccl(half).damaged == 1
 
 
 def test_no_rows_no_check_no_bandwidth(h100: Context) -> None:

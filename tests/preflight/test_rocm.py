@@ -100,3 +100,17 @@ def test_product_names(expectations: Any) -> None:
     assert found.products == {"GPU0": "AMD Instinct MI300X", "GPU1": "AMD Instinct MI300X"}
     machine = find_machine(expectations.machines, {"AMD Instinct MI300X": 8})
     assert machine is not None and machine.name == "mi300x-8"
+
+
+def test_weights_rank_cards_where_link_types_are_missing(context: Context) -> None:
+    def weight(a: int, b: int) -> int:
+        return 30 if a // 4 == b // 4 else 45
+
+    text = shapes.rocm(8, lambda _a, _b: "XGMI", weight)
+    cut = text[: text.index("Link Type")].rsplit("\n", 1)[0]
+    judgement = judge_rocm(cut, context)
+    assert "nearest, weight 30 x 12" in judgement.summary
+    assert "farther, weight 45 x 16" in judgement.summary
+    assert "unknown" not in judgement.summary
+    units = judgement.facts["tables"][0]["units"]
+    assert [u["cards"] for u in units] == [["GPU0", "GPU1", "GPU2", "GPU3"], ["GPU4", "GPU5", "GPU6", "GPU7"]]

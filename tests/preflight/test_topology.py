@@ -117,7 +117,12 @@ def test_old_drivers_and_containers_leave_the_affinity_unknown(context: Context)
 def test_comma_lists_and_several_nodes_per_socket(context: Context) -> None:
     nodes = [("6,14,22,30", "3"), ("4,12,20,28", "1"), ("7,15,23,31", "7"), ("5,13,21,29", "5")]
     judgement = judge_topology(shapes.topology(4, 0, shapes.everywhere("NV6"), affinity=nodes.__getitem__), context)
-    assert table(judgement)["affinity"]["GPU0"] == {"cpus": "6,14,22,30", "numa": [3], "gpu_numa": None}
+    assert table(judgement)["affinity"]["GPU0"] == {
+        "cpus": "6,14,22,30",
+        "cpus_cut": False,
+        "numa": [3],
+        "gpu_numa": None,
+    }
     assert table(judgement)["units"][0]["numa"] == [1, 3, 5, 7]
 
 

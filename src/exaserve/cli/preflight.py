@@ -29,7 +29,6 @@ from exaserve.cli.preflight_hosts import (
 from exaserve.cli.preflight_options import (
     Active,
     AsJson,
-    CardUnit,
     Checks,
     ConnectTimeout,
     Details,
@@ -42,6 +41,7 @@ from exaserve.cli.preflight_options import (
     Html,
     MachineName,
     MachinesFile,
+    Nics,
     Peer,
     PrintScript,
     Saved,
@@ -49,6 +49,7 @@ from exaserve.cli.preflight_options import (
     SessionTimeout,
     Ssh,
     Streams,
+    UnitSize,
     Weights,
     WeightsGb,
 )
@@ -120,7 +121,8 @@ def preflight(
     peer: Peer = None,
     machine: MachineName = None,
     machines: MachinesFile = None,
-    unit: CardUnit = None,
+    unit: UnitSize = None,
+    nic: Nics = None,
     streams: Streams = 10_000,
     engines: Engines = 2,
     engine: Engine = "",
@@ -141,7 +143,7 @@ def preflight(
     if explain is not None:
         return _explain(explain, codes)
     expectations = load_expectations(machines)
-    context = _context(expectations, machine, unit, streams, engines, engine, weights_gb)
+    context = _context(expectations, machine, unit, streams, engines, engine, weights_gb, nic)
     names = read_hosts(hosts or [], hosts_file)
     if saved is not None and names:
         raise ConfigError("--from and --host exclude each other")
@@ -184,6 +186,7 @@ def _context(
     engines: int,
     engine: str,
     weights_gb: float,
+    nic: Sequence[str] | None,
 ) -> Context:
     known = {each.name: each for each in reversed(expectations.machines)}
     if machine is not None and machine not in known:
@@ -200,6 +203,7 @@ def _context(
         engines=engines,
         engine=engine,
         weights_bytes=int(weights_gb * 1e9),
+        nics=tuple(sorted(_names(nic) or ())),
     )
 
 

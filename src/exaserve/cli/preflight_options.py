@@ -10,7 +10,6 @@ import typer
 __all__ = [
     "Active",
     "AsJson",
-    "CardUnit",
     "Checks",
     "ConnectTimeout",
     "Details",
@@ -23,6 +22,7 @@ __all__ = [
     "Html",
     "MachineName",
     "MachinesFile",
+    "Nics",
     "Peer",
     "PrintScript",
     "SaveTo",
@@ -30,11 +30,12 @@ __all__ = [
     "SessionTimeout",
     "Ssh",
     "Streams",
+    "UnitSize",
     "Weights",
     "WeightsGb",
 ]
 
-_WHERE, _WHAT, _EXPECT, _REPORT = "Where", "What", "Expectations", "PreflightReport"
+_WHERE, _WHAT, _EXPECT, _REPORT = "Where", "What", "Expectations", "Report"
 
 Hosts = Annotated[
     list[str] | None,
@@ -68,8 +69,16 @@ MachineName = Annotated[str | None, typer.Option(help="Machine type, such as hgx
 MachinesFile = Annotated[
     Path | None, typer.Option(help="YAML file with own machine types or limits.", rich_help_panel=_EXPECT)
 ]
-CardUnit = Annotated[
+UnitSize = Annotated[
     int | None, typer.Option(min=1, max=64, help="Cards per inference unit; default 4.", rich_help_panel=_EXPECT)
+]
+Nics = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--nic",
+        help="RDMA adapters that are used, such as mlx5_0,mlx5_1: the ports of others may be down.",
+        rich_help_panel=_EXPECT,
+    ),
 ]
 Streams = Annotated[
     int, typer.Option(min=1, help="Streams a host carries at once, from the plan.", rich_help_panel=_EXPECT)

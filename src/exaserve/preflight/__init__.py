@@ -4,6 +4,7 @@ Pure: who runs the commands, here, over SSH or from saved outputs, is the comman
 machine type promises, and the page of each finding, are data files that the command line reads (``data/``).
 """
 
+from exaserve.preflight.bindings import UnitBinding, unit_bindings
 from exaserve.preflight.bundle import MARK, script, split
 from exaserve.preflight.checks import AREAS, CHECKS, check_named, recognise
 from exaserve.preflight.codes import CodeEntry, parse_codes, render_index, render_page
@@ -44,6 +45,7 @@ __all__ = [
     "Output",
     "PreflightReport",
     "Thresholds",
+    "UnitBinding",
     "build_report",
     "check_named",
     "compare_hosts",
@@ -58,6 +60,7 @@ __all__ = [
     "render_page",
     "script",
     "split",
+    "unit_bindings",
     "unreachable",
     "unrecognised",
 ]

@@ -5,7 +5,20 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-from exaserve.preflight import fabric, gpu, host, infiniband, kernel, nccl, nccl_interface, storage, topology
+from exaserve.preflight import (
+    ethernet,
+    fabric,
+    gpu,
+    host,
+    infiniband,
+    kernel,
+    nccl,
+    nccl_interface,
+    software,
+    storage,
+    throughput,
+    topology,
+)
 from exaserve.preflight.counters import judge_counters, looks_like_counters
 from exaserve.preflight.judge_topology import judge_topology
 from exaserve.preflight.model import Check
@@ -32,6 +45,23 @@ _ROCE = """for d in /sys/class/infiniband/*/device/net/*; do [ -e "$d" ] || cont
 grep -H . /sys/class/net/*/ecn/roce_*/enable/* 2>/dev/null; true"""
 _ROUTING = """for d in /sys/class/infiniband/*/device; do [ -e "$d" ] || continue
   p=$(basename "$(readlink -f "$d")"); echo "== $p"; mlxreg -d "$p" --yes --reg_name ROCE_ACCL --get; done"""
+_ETHTOOL = """list() { for d in /sys/class/net/*; do i=${d##*/}
+  [ -e "$d/device" ] || [ -d "$d/bonding" ] || continue
+  grep -q '^up$' "$d/operstate" 2>/dev/null && echo "$i"; done; true; }
+for i in $(list); do ethtool "$i"; ethtool -a "$i" 2>/dev/null; echo "== $i"; ethtool -S "$i" 2>/dev/null; done
+sleep 5; for i in $(list); do echo "== $i after 5 s"; ethtool -S "$i" 2>/dev/null; done; true"""
+_SOFTWARE = """cat /etc/os-release 2>/dev/null; ldd --version 2>/dev/null | head -n 1; uname -sr
+python3 - <<'PY' 2>/dev/null
+from importlib.metadata import version
+for name in ("vllm", "sglang", "tensorrt_llm", "torch"):
+    try:
+        print(f"{name}={version(name)}")
+    except Exception:
+        pass
+PY
+true"""
+_FIRMWARE = """nvidia-smi --query-gpu=index,name,vbios_version --format=csv,nounits
+nvidia-smi -q 2>/dev/null | grep -i 'GSP Firmware'; true"""
 _IOMMU = """cat /proc/cmdline; echo iommu_groups=$(ls /sys/kernel/iommu_groups 2>/dev/null | wc -l)
 lspci -vvv 2>/dev/null | grep -E 'ACSCtl|access denied'; true"""
 _LIMITS = """cat /proc/self/limits; grep -H . /proc/sys/fs/file-max /proc/sys/fs/nr_open
@@ -85,6 +115,24 @@ CHECKS: tuple[Check, ...] = (
         recognises=lambda text: "NVRM: Xid" in text,
     ),
     Check(
+        "gpu_firmware",
+        "Firmware of the cards",
+        "accelerators",
+        _FIRMWARE,
+        software.judge_firmware,
+        "nvidia-smi",
+        timeout_s=60.0,
+        recognises=software.looks_like_firmware,
+    ),
+    Check(
+        "software",
+        "Operating system, libraries, engine",
+        "host",
+        _SOFTWARE,
+        software.judge_software,
+        recognises=lambda text: "PRETTY_NAME=" in text or re.search(r"^ldd \(", text, re.MULTILINE) is not None,
+    ),
+    Check(
         "ibstat",
         "RDMA adapters: state and rate",
         "network",
@@ -111,6 +159,17 @@ CHECKS: tuple[Check, ...] = (
         "nvidia-smi",
         timeout_s=60.0,
         recognises=topology.looks_like_topology,
+    ),
+    Check(
+        "rank_memory",
+        "Memory balance of running ranks",
+        "accelerators",
+        "nvidia-smi --query-gpu=index,memory.used --format=csv,nounits",
+        software.judge_rank_memory,
+        "nvidia-smi",
+        timeout_s=60.0,
+        active=True,
+        recognises=software.looks_like_ranks,
     ),
     Check(
         "rocm",
@@ -140,6 +199,37 @@ CHECKS: tuple[Check, ...] = (
         fabric.judge_roce,
         "mlnx_qos",
         recognises=lambda text: "PFC configuration" in text or "/ecn/roce_" in text,
+    ),
+    Check(
+        "ethernet",
+        "Ethernet: rate, pauses, losses, lossless class",
+        "network",
+        _ETHTOOL,
+        ethernet.judge_ethernet,
+        "ethtool",
+        timeout_s=60.0,
+        absent="no Ethernet interface is up",
+        recognises=ethernet.looks_like_ethtool,
+    ),
+    Check(
+        "iperf",
+        "TCP bandwidth between hosts",
+        "network",
+        "iperf3 -c {peer} -P 8 -t 10",
+        throughput.judge_iperf,
+        "iperf3",
+        manual="iperf3 -s on one host, then iperf3 -c HOST -P 8 -t 10 on the other; judge the output with --from",
+        recognises=throughput.looks_like_iperf,
+    ),
+    Check(
+        "retransmissions",
+        "TCP retransmissions",
+        "network",
+        "ss -tin state established",
+        throughput.judge_retransmissions,
+        "ss",
+        absent="no TCP connection is open",
+        recognises=throughput.looks_like_ss,
     ),
     Check(
         "adaptive_routing",
@@ -322,7 +412,8 @@ def check_named(name: str, checks: Iterable[Check] = CHECKS) -> Check | None:
 
 # A paste often holds more than one thing; the more particular shape is asked first.
 _ORDER = (
-    "weights", "checksums", "nccl", "ib_latency", "link_latency", "rocm", "topology", "ibstat", "rdma_counters", "gpu",
+    "weights", "checksums", "iperf", "retransmissions", "ethernet", "gpu_firmware", "rank_memory", "software",
+    "nccl", "ib_latency", "link_latency", "rocm", "topology", "ibstat", "rdma_counters", "gpu",
     "gpu_driver", "gpu_xid", "mtu_ping", "roce", "adaptive_routing", "interfaces", "clock", "limits", "connections",
     "governor", "numa_balancing", "huge_pages", "iommu", "disk", "read_speed", "nccl_interface", "cpu",
 )  # fmt: skip

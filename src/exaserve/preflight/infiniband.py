@@ -141,7 +141,10 @@ def judge_ibstat(text: str, context: Context) -> Judgement:
     active = [p for a in adapters for p in a.ports if _is_active(p)]
     ports = [port for adapter in adapters for port in adapter.ports]
     machine = context.machine
-    if machine is not None and machine.nics and len(active) < machine.nics:
+    lost = [name for name in context.nics if name not in {adapter.name for adapter in adapters}]
+    if lost:
+        findings.append(failed("PF-IB-008", f"{plain_names(lost)} of --nic is not there"))
+    if machine is not None and machine.nics and not context.nics and len(active) < machine.nics:
         findings.append(failed("PF-IB-008", f"{len(active)} active ports, but {machine.name} has {machine.nics} NICs"))
     if not ports:
         findings.append(unknown("PF-IB-005", "the output has no port"))
@@ -206,7 +209,13 @@ def port_findings(name: str, model: str, port: Port, context: Context) -> list[C
         if port.state == "Initializing":
             why, hint = "no subnet manager has taken it", "Start a subnet manager (opensm, or the one of the switch)."
         rest = f": {why}" if why else ""
-        return [failed("PF-IB-002", f"{name} is {port.state}/{port.physical or 'unknown'}{rest}", hint)]
+        used = context.uses(name.split(" ", maxsplit=1)[0])
+        # Nobody switches a port off by mistake; one without a signal may have lost its cable.
+        unused = used is False or (used is None and port.physical == "Disabled")
+        if unused:
+            rest += " (no --nic names it)" if used is False else " (if it is used, say so with --nic)"
+        level = warning if unused else failed
+        return [level("PF-IB-002", f"{name} is {port.state}/{port.physical or 'unknown'}{rest}", hint)]
     found = []
     if not port.physical or port.rate_gbit_s is None or not port.layer:
         fields = (("physical state", port.physical), ("rate", port.rate_gbit_s), ("link layer", port.layer))

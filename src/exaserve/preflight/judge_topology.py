@@ -231,8 +231,11 @@ class _View:
     def _without_links(self) -> list[CheckFinding]:
         cards, machine = self.table.cards, self.context.machine
         words = {self.table.link(a, b) for a, b in combinations(cards, 2)}
-        if machine is not None and machine.link:
+        if machine is not None and machine.link and not self.unknown_pairs:
             return []  # said as a lost link
+        if self.unknown_pairs:
+            because = f"the links of {len(self.unknown_pairs)} of {len(cards) * (len(cards) - 1) // 2} pairs of cards"
+            return [unknown("PF-TOPO-006", f"{because} are not in the output, whether NVLink joins them is not told")]
         only = next(iter(words)) if len(words) == 1 else None
         one_node = len({self.numa(card) for card in cards}) == 1
         if (
@@ -262,6 +265,14 @@ class _View:
                 )
             )
         units = self.units
+        crossing = [
+            f"{' '.join(group)} (NUMA {', '.join(map(str, sorted(nodes)))})"
+            for group in self.groups
+            if not self.switched and 1 < len(group) <= 4 and (len(group) < len(cards) or len(cards) == 2)
+            if len(nodes := {node for card in group if (node := self.numa(card)) is not None}) > 1
+        ]
+        if crossing:
+            found.append(warning("PF-TOPO-016", f"NVLink group across NUMA nodes: {plain_names(crossing, 6)}"))
         left = [card for card in cards if not any(card in unit.cards for unit in units)]
         if left:
             largest = max((len(group) for group in self.groups), default=0)
@@ -299,9 +310,25 @@ class _View:
             found.append(warning("PF-TOPO-015", f"nearest NIC is behind the host bridge: {plain_names(slow)}"))
         return found
 
+    @cached_property
+    def cut_lists(self) -> list[str]:
+        """Cards whose list of CPUs was cut: it ends in the middle, or is the beginning of a neighbour's longer one."""
+        own = {card: each.cpus for card, each in self.table.affinity.items() if each.cpus}
+        return [
+            card
+            for card, cpus in own.items()
+            if cpus.endswith((",", "-"))
+            or any(
+                self.numa(card) == self.numa(other) and cpus != theirs and theirs.startswith(cpus)
+                for other, theirs in own.items()
+            )
+        ]
+
     def _affinity_findings(self) -> list[CheckFinding]:
         table = self.table
         found = []
+        if self.cut_lists:
+            found.append(unknown("PF-TOPO-010", f"the list of CPUs was cut: {plain_names(self.cut_lists)}"))
         blank = [card for card, affinity in table.affinity.items() if not affinity.cpus and not affinity.numa]
         if table.cards and blank and len(table.cards) > 1:
             why = (
@@ -352,15 +379,24 @@ class _View:
     def lines(self) -> list[str]:
         """Units with their processors, and the NIC of each card."""
         found = []
+        linked = [group for group in self.groups if len(group) > 1]
+        if linked and (len(linked) > 1 or len(linked[0]) < len(self.table.cards)):
+            groups = [f"{' '.join(g)} ({self._group_word(g)})" for g in linked]
+            found.append(f"NVLink groups: {'; '.join(groups)}")
         for i, unit in enumerate(map(self._unit_facts, self.units), 1):
             parts = [" ".join(unit["cards"])]
             parts += [unit["link"]] if len(unit["cards"]) > 1 else []
             parts += [f"NUMA {', '.join(map(str, unit['numa']))}"] if unit["numa"] else []
-            parts += [f"CPUs {' '.join(unit['cpus'])}"] if unit["cpus"] else []
+            cut = [card for card in unit["cards"] if card in self.cut_lists]
+            parts += [f"CPUs {' '.join(unit['cpus'])}{' … (cut)' if cut else ''}"] if unit["cpus"] else []
             found.append(f"unit {i}: {'; '.join(parts)}")
         names = self.table.nic_names
         pairs = [f"{card} {names.get(c.nic, c.nic)} ({c.level})" for card, c in self.nics.items() if c.nic]
         return [*found, f"NIC: {', '.join(pairs)}"] if pairs else found
+
+    def _group_word(self, group: Sequence[str]) -> str:
+        words = {self.worst_word(a, b) for a, b in combinations(group, 2) if self.linked(a, b)}
+        return "/".join(sorted(words, key=is_nvlink))
 
     def facts(self) -> dict[str, Any]:
         table, units = self.table, self.units
@@ -378,6 +414,7 @@ class _View:
             "affinity": {
                 card: {
                     "cpus": each.cpus or None,
+                    "cpus_cut": card in self.cut_lists,
                     "numa": sorted(cpu_list(each.numa)) or None,
                     "gpu_numa": whole(each.gpu_numa),
                 }

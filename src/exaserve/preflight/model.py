@@ -127,6 +127,7 @@ class Context:
         engines: engine replicas on this host.
         engine: engine and version that will be started, such as "vllm 0.11"; empty if not known.
         weights_bytes: size of the weights to be read at start; 0 if not known.
+        nics: RDMA adapters that are used; empty where it was not said. Ports of others may be down.
         load_s_max: seconds in which the weights should be read.
         facts: facts of this host's checks so far, by check id.
     """
@@ -140,6 +141,7 @@ class Context:
     engines: int = 2
     engine: str = ""
     weights_bytes: int = 0
+    nics: tuple[str, ...] = ()
     load_s_max: float = 300.0
     facts: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
@@ -149,6 +151,10 @@ class Context:
     def unit_for(self, cards: int) -> int:
         """Cards per unit on a machine with so many."""
         return self.unit if self.unit is not None else 4 if cards >= 4 else 2 if cards >= 2 else 1
+
+    def uses(self, adapter: str) -> bool | None:
+        """Whether an RDMA adapter is one of those that were chosen; None where none was."""
+        return adapter in self.nics if self.nics else None
 
     @property
     def virtual(self) -> bool | None:

@@ -27,6 +27,14 @@ _BEGIN = re.compile(r"#\s*nThread\s+\d+.*minBytes\s+(\d+)\s+maxBytes\s+(\d+)")
 _NAME = re.compile(r"\b(all_reduce|all_gather|reduce_scatter|alltoall|broadcast|reduce|sendrecv|gather|scatter)_perf\b")
 _TYPES = re.compile(r"(?:u?int(?:8|32|64)|half|float|double|bfloat16|f8e\dm\d|fp8_\w+|all)")
 _OPS = frozenset({"sum", "prod", "min", "max", "avg", "mulsum", "none", "all"})
+_INSIDE = re.compile(r"\[\d+,\d+\](?:<std(?:out|err|diag)>)?:?")
+"""mpirun's mark of a rank, wherever in a line it was written."""
+_SPEAKER = re.compile(r"\[?[A-Za-z][\w.-]*(?::\d+)?\]?:|\d{1,5}:")
+_TYPE_WORD = r"(?:u?int(?:8|32|64)|half|float|double|bfloat16|f8e\dm\d|fp8_\w+)"
+_ROW_START = re.compile(rf"(?<=\s)(?=\d+\s+\d+\s+{_TYPE_WORD}\s)")
+_BARE_ROW = re.compile(
+    rf"\b\d+\s+\d+\s+{_TYPE_WORD}\s+(?:sum|prod|min|max|avg|mulsum|none)\s+-?\d+\s+[\d.]+\s+[\d.]+\s+[\d.]+\s"
+)
 FACTORS = {"all_reduce": lambda n: 2 * (n - 1) / n, "all_gather": lambda n: (n - 1) / n}
 """busbw = algbw x factor; reduce_scatter and alltoall are like all_gather, broadcast and sendrecv have 1."""
 LARGE_BYTES = 1 << 28
@@ -66,14 +74,18 @@ class NcclRun:
 
 
 def looks_like_nccl(text: str) -> bool:
-    return bool(re.search(r"algbw\s+busbw|Avg bus bandwidth|#\s*nThread\s+\d+|Out of bounds values", text[:2_000_000]))
+    begin = text[:2_000_000]
+    if re.search(r"algbw\s+busbw|Avg bus bandwidth|#\s*nThread\s+\d+|Out of bounds values", begin):
+        return True
+    # Rows alone: size, count, type, operation, root, and the three figures of a result.
+    return bool(_BARE_ROW.search(_INSIDE.sub(" ", begin)))
 
 
 def parse_nccl(text: str) -> NcclRun:
     """Never raises."""
     run = NcclRun()
     for raw in clean_lines(text):
-        line = strip_launcher(raw)
+        line = _INSIDE.sub(" ", strip_launcher(raw))
         if begin := _BEGIN.search(line):
             run.begins += bool(begin[1])
         elif rank := _RANK.search(line):
@@ -89,33 +101,42 @@ def parse_nccl(text: str) -> NcclRun:
         elif re.search(r"NCCL (?:WARN|failure)|Test (?:NCCL|CUDA) failure|unhandled (?:cuda|system) error|misc/", line):
             run.problems.append(line.strip()[:200])
         else:
-            _add_row(run, line)
+            # Several ranks may have written whole rows into one line: each begins with size, count and type.
+            for piece in _ROW_START.split(f" {line}"):
+                _add_row(run, piece)
         if name := _NAME.search(line):
             run.collective = run.collective or name[1]
     return run
 
 
 def _add_row(run: NcclRun, line: str) -> None:
-    words = re.sub(r"^\s*[#>]?\s*(?:[A-Za-z][\w.-]*:\s+)?", "", line).replace("|", " ").split()
+    text = re.sub(r"^\s*[#>]?\s*", "", line).replace("|", " ")
+    words = [word for word in text.split() if not _SPEAKER.fullmatch(word)]
     size = whole(words[0]) if words and len(words) <= 40 else None
-    if size is None or size <= 0 or len(words) < 4:
+    if size is None or size <= 0:
+        return
+    # A table's row by its header, or by the type in its third column where the header was cut off.
+    known = run.header or (len(words) > 2 and _TYPES.fullmatch(words[2]) is not None and whole(words[1]) is not None)
+    if len(words) < 4:
+        run.damaged += known and not run.header
         return
     numbers: list[float | None] = []
-    none = False
+    none = typed = False
     for word in words[1:]:
         value = number(word)
         if value is None and (_TYPES.fullmatch(word) or word in _OPS):
             none |= word == "none"
+            typed = True
             numbers.clear()  # the number of elements stands before its type
         elif value is None and word != "N/A":
             # Foreign text inside a row that starts like one: another process wrote into the line.
-            run.damaged += run.header and "algbw" not in line and len(numbers) >= 3
+            run.damaged += known and (len(numbers) >= 3 or typed)
             return
         else:
             numbers.append(value)
     row = _read_groups(size, numbers)
     if row is None:
-        run.damaged += run.header and len(numbers) >= 3
+        run.damaged += known and (len(numbers) >= 3 or typed)
     else:
         run.rows.append(row)
         run.redop_none |= none
@@ -170,7 +191,16 @@ def start_command(hosts: Mapping[str, int], settings: Mapping[str, str]) -> str:
 def judge_nccl(text: str, context: Context) -> Judgement:
     """Bandwidth at the largest sizes against what the machine type, or the NICs, can do."""
     run = parse_nccl(text)
-    if not (run.rows or run.ranks or run.header or run.out_of_bounds or run.averages or run.problems or run.begins):
+    if not (
+        run.rows
+        or run.ranks
+        or run.header
+        or run.out_of_bounds
+        or run.averages
+        or run.problems
+        or run.begins
+        or run.damaged
+    ):
         return not_understood("nccl-tests table")
     view = _View(run, context)
     findings = view.findings()

@@ -145,7 +145,9 @@ def build_report(results: Sequence[CheckResult], codes: Mapping[str, CodeEntry])
 # ------------------------------------------------------------------------------------------------ hosts compared
 _SAME = {
     "gpu": ("products", "driver"),
-    "gpu_driver": ("cuda",),
+    "gpu_driver": ("cuda", "driver"),
+    "gpu_firmware": ("firmware", "gsp"),
+    "software": ("os", "glibc", "kernel", "engine"),
     "ibstat": ("firmware",),
     "cpu": ("model", "cpus", "numa_nodes"),
     "iommu": ("iommu",),

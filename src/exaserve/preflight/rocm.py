@@ -31,6 +31,8 @@ _PRODUCT = re.compile(r"GPU\[(\d{1,3})\]\s*:\s*Card [Ss]eries:\s*(\S.{0,80}?)\s*
 XGMI_WEIGHT = 15
 """The driver's weight of one XGMI hop; PCIe within a socket is 40 and more (20 for each of its two hops)."""
 
+PCIE_WEIGHT = 40
+
 
 @dataclass(slots=True)
 class RocmTopology:
@@ -134,15 +136,27 @@ class _Judge:
         weight = number(self.cell("weight", a, b) or "")
         return "XGMI" if weight == XGMI_WEIGHT else None
 
+    def said(self, a: str, b: str) -> str:
+        """The kind, or where only a weight is known its rank among them: the smaller, the nearer."""
+        kind, weight = self.kind(a, b), number(self.cell("weight", a, b) or "")
+        if kind is not None or weight is None:
+            return kind or "unknown"
+        return f"{'nearest' if weight == min(self.weights) else 'farther'}, weight {weight:g}"
+
+    @property
+    def weights(self) -> set[float]:
+        pairs = combinations(self.topology.cards, 2)
+        return {w for pair in pairs if (w := number(self.cell("weight", *pair) or ""))}
+
     def linked(self, a: str, b: str) -> bool:
         return self.kind(a, b) == "XGMI"
 
     def near(self, a: str, b: str) -> bool:
-        weights = {
-            w for pair in combinations(self.topology.cards, 2) if (w := number(self.cell("weight", *pair) or ""))
-        }
+        weights = self.weights
         weight = number(self.cell("weight", a, b) or "")
-        return weight is not None and len(weights) > 1 and weight == min(weights)
+        # All alike and heavy is PCIe with nothing nearer.
+        ranked = len(weights) > 1 or (bool(weights) and min(weights) < PCIE_WEIGHT)
+        return weight is not None and ranked and weight == min(weights)
 
     def all(self) -> Judgement:
         cards = self.topology.cards
@@ -157,7 +171,7 @@ class _Judge:
             unit for group in groups for unit in pack_units(group, size, joined, lambda _a, _b: 1.0, order.__getitem__)
         ]
         findings = self._findings(pairs, direct, groups, units, size)
-        kinds = Counter(self.kind(a, b) or "unknown" for a, b in pairs)
+        kinds = Counter(self.said(a, b) for a, b in pairs)
         full = None if any(self.kind(a, b) is None for a, b in pairs) or len(cards) < 2 else is_full(cards, self.linked)
         large = [group for group in groups if len(group) > 1]
         parts = [f"{len(cards)} cards"]

@@ -26,7 +26,7 @@ _PEER = r"(?:CNS|GNS|TNS|NS|OK|DR|U|X)"
 _NAME = r"(?:GPU\d{1,3}|NIC\d{1,3}|mlx\d_(?:bond_)?\d{1,3})"
 _OTHER_NAME = r"[a-z][a-z0-9]*(?:_[a-z0-9]+)*\d[a-z0-9]*"
 _AFFINITY_WORDS = frozenset({"CPU", "NUMA", "GPU", "Affinity", "ID", "Mem", "NIC"})
-_CPUS = r"(?:\d{1,5}(?:-\d{1,5})?(?:,\d{1,5}(?:-\d{1,5})?)*,?|N/A)"
+_CPUS = r"(?:\d{1,5}(?:-\d{1,5})?(?:,\d{1,5}(?:-\d{1,5})?)*[,-]?|N/A)"
 
 _LINKS_GLUED = re.compile(rf"(?:{_LINK})+")
 _LINKS_THEN_CPUS = re.compile(rf"((?:{_LINK})+)({_CPUS})")
@@ -319,6 +319,9 @@ def _affinity(words: list[str]) -> Affinity:
             numa, own = "", "N/A"
     elif len(words) == 1 and words[0] != "N/A":
         cpus = words[0]
+    if not numa and re.fullmatch(r"\d{1,2}", cpus):
+        # A lone small number is the node of a table whose CPU column is blank: no node has one processor.
+        cpus, numa = "", cpus
     return Affinity(
         cpus if cpu_list(cpus) else "", numa if cpu_list(numa) else "", own if re.fullmatch(r"\d{1,4}", own) else ""
     )
