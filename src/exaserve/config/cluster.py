@@ -10,7 +10,14 @@ from typing import Literal
 import msgspec
 
 from exaserve.config.convert import Limits, Schema
-from exaserve.config.settings import AgentSettings, ClientLimits, GatewaySettings, RetrySettings, TelemetrySettings
+from exaserve.config.settings import (
+    AgentSettings,
+    ClientLimits,
+    GatewaySettings,
+    NetworkSettings,
+    RetrySettings,
+    TelemetrySettings,
+)
 from exaserve.config.sources import DiscoverySettings, FileSettings
 from exaserve.config.urls import join_address, replica_from_url
 from exaserve.domain.replica import ReplicaId, ReplicaSpec
@@ -114,7 +121,8 @@ class Pool(msgspec.Struct, frozen=True, kw_only=True):
     """Replicas that answer for one model, all of one kind. Without ``pools`` these keys stand at the top of the file.
 
     Attributes:
-        model: what the engines load, such as ``meta-llama/Llama-3.1-8B-Instruct``.
+        model: what the engines load, such as ``meta-llama/Llama-3.1-8B-Instruct``; or a mapping with that as ``name``
+            and any of the following keys.
         served_model_name: what clients call it; the same as ``model`` unless given.
         name: of the pool, the first part of its replicas' ids (``NAME/node1/r0``). Needed by nobody: where there are
             several pools it is what the pool serves, with version, length class or number where two serve the same.
@@ -222,6 +230,7 @@ class ClusterFile(Pool, frozen=True, kw_only=True):
     telemetry: TelemetrySettings = TelemetrySettings()
     gateway: GatewaySettings = GatewaySettings()
     agents: AgentSettings = AgentSettings()
+    network: NetworkSettings = NetworkSettings()
     discovery: DiscoverySettings = DiscoverySettings()
 
 
@@ -237,6 +246,7 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True):
     telemetry: TelemetrySettings = TelemetrySettings()
     gateway: GatewaySettings = GatewaySettings()
     agents: AgentSettings = AgentSettings()
+    network: NetworkSettings = NetworkSettings()
     discovery: DiscoverySettings = DiscoverySettings()
 
     def replicas(self) -> tuple[ReplicaSpec, ...]:

@@ -14,6 +14,7 @@ from exaserve.config.convert import Reader
 from exaserve.config.document import TEXT_BYTES_MAX, Item, Problem, parse_document
 from exaserve.config.pool_checks import problem_at
 from exaserve.config.profile import with_profile, with_weights
+from exaserve.config.spellings import own_spellings
 from exaserve.config.start import secret_remarks, start_problems
 from exaserve.domain.errors import ConfigError
 from exaserve.scheduling.config import SchedulerConfig
@@ -77,9 +78,10 @@ def _parse(text: str | bytes, name: str, *, to_start: bool, in_file: bool) -> tu
         )
     if problems and not isinstance(root.value, dict):
         raise _error(problems, name)
+    root, said_twice = own_spellings(root)
     reader = Reader(SCHEMA)
     file = reader.read(ClusterFile, root)
-    problems += reader.problems
+    problems += said_twice + reader.problems
     if file is not None:
         wrong = {problem.path for problem in problems}
         found = check_file(file, reader.given)
@@ -117,7 +119,11 @@ def _normal(file: ClusterFile, given: dict[str, Item]) -> Cluster:
     health = file.health
     if file.scheduling.health_check_interval_s is not None:
         health = dataclasses.replace(health, probe_interval_s=file.scheduling.health_check_interval_s)
-    pools = file.pools or tuple(_top_pool(file, given))
+    variables = file.network.environment()
+    pools = tuple(
+        msgspec.structs.replace(pool, environment={**variables, **pool.environment}) if pool.starts_replicas else pool
+        for pool in file.pools or _top_pool(file, given)
+    )
     return Cluster(
         accelerators_per_node=file.accelerators_per_node,
         nodes=_nodes(file) if any(pool.starts_replicas for pool in pools) else (),
@@ -128,6 +134,7 @@ def _normal(file: ClusterFile, given: dict[str, Item]) -> Cluster:
         telemetry=file.telemetry,
         gateway=file.gateway,
         agents=file.agents,
+        network=file.network,
         discovery=file.discovery,
     )
 

@@ -2,9 +2,19 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import msgspec
 
-__all__ = ["AgentSettings", "ClientLimits", "GatewaySettings", "RetrySettings", "TelemetrySettings", "Timeouts"]
+__all__ = [
+    "AgentSettings",
+    "ClientLimits",
+    "GatewaySettings",
+    "NetworkSettings",
+    "RetrySettings",
+    "TelemetrySettings",
+    "Timeouts",
+]
 
 
 class ClientLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -172,3 +182,40 @@ class AgentSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     drain_s: float = 30.0
     stop_s: float = 10.0
     log_bytes_max: int = 64 * 1024 * 1024
+
+
+Backend = Literal["auto", "nccl", "rccl", "ib", "infiniband", "rdma", "roce", "socket", "tcp", "ethernet"]
+_TRANSPORT = {
+    **dict.fromkeys(("ib", "infiniband", "rdma", "roce"), "IB"),
+    **dict.fromkeys(("socket", "tcp", "ethernet"), "Socket"),
+}
+
+
+class NetworkSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What engines' collective communication runs over; it reaches every engine's environment, where a pool's own
+    ``environment`` wins.
+
+    Attributes:
+        backend: ``ib``, ``infiniband``, ``rdma`` and ``roce`` have NCCL use verbs and nothing else (``NCCL_NET=IB``),
+            ``socket``, ``tcp`` and ``ethernet`` sockets; ``nccl``, ``rccl`` and ``auto`` leave it the choice.
+        ib_hca: adapters, as ``NCCL_IB_HCA`` takes them (``mlx5_0,mlx5_1``, ``^mlx5_2``), or a list.
+        nccl_socket_ifname: interfaces, as ``NCCL_SOCKET_IFNAME`` takes them (``eth``, ``=eth0``, ``^docker``), or a
+            list.
+    """
+
+    backend: Backend = "auto"
+    ib_hca: str | tuple[str, ...] = ""
+    nccl_socket_ifname: str | tuple[str, ...] = ""
+
+    def environment(self) -> dict[str, str]:
+        """Variables of NCCL and RCCL, which share their names."""
+        variables = {
+            "NCCL_NET": _TRANSPORT.get(self.backend, ""),
+            "NCCL_IB_HCA": _joined(self.ib_hca),
+            "NCCL_SOCKET_IFNAME": _joined(self.nccl_socket_ifname),
+        }
+        return {name: value for name, value in variables.items() if value}
+
+
+def _joined(names: str | tuple[str, ...]) -> str:
+    return names if isinstance(names, str) else ",".join(names)
