@@ -21,7 +21,7 @@ from exaserve.agent.machine import NodeMachine
 from exaserve.agent.meters import Meters
 from exaserve.agent.node import NodeAgent
 from exaserve.agent.plan import plan_node
-from exaserve.config import AgentSettings, Cluster, GatewaySettings, NodeEntry, Pool
+from exaserve.config import AgentSettings, Cluster, GatewaySettings, NodeEntry, Pool, split_address
 from exaserve.domain.errors import ConfigError
 from exaserve.domain.replica import ReplicaId
 from exaserve.gateway.app import Gateway
@@ -39,8 +39,8 @@ HEALTH = HealthConfig(probe_fast_s=0.05, open_s=0.05, slow_start_s=60.0)
 class World:
     """A gateway, and agents that come and go."""
 
-    def __init__(self, nodes: int, replicas: int, *, in_file: bool, **settings: float) -> None:
-        chosen: dict[str, float] = {"interval_s": 0.05, "lost_s": 60.0, "probe_interval_s": 0.5, "drain_s": 2.0}
+    def __init__(self, nodes: int, replicas: int, *, in_file: bool, **settings: float | str) -> None:
+        chosen: dict[str, float | str] = {"interval_s": 0.05, "lost_s": 60.0, "probe_interval_s": 0.5, "drain_s": 2.0}
         self.settings = AgentSettings(enabled=True, port=free_port(), **(chosen | settings))  # type: ignore[arg-type]
         entries = tuple(NodeEntry(name=f"node{k}", address=f"127.0.{k}.9") for k in range(1, nodes + 1))
         pool = Pool(model="m", engine="null", num_replicas_per_node=replicas, base_port=free_port())
@@ -59,12 +59,12 @@ class World:
 
     def agent(self, k: int, token: str | None = TOKEN, name: str = "", said: list[str] | None = None) -> NodeAgent:
         assert self.gateway.agents is not None
-        host, _, port = self.gateway.agents.address.rpartition(":")
+        host, port = split_address(self.gateway.agents.address)
         node = self.cluster.nodes[k]
         made = NodeAgent(
             name or node.name,
             plan_node(self.cluster, node, NodeMachine(), Path()),
-            [(host, int(port))],
+            [(host, port)],
             self.settings,
             NullHost(),
             null_log() if said is None else EventLog(said.append, burst_max=10_000),
@@ -100,7 +100,9 @@ class World:
 
 
 @contextlib.asynccontextmanager
-async def world(nodes: int = 2, replicas: int = 2, *, in_file: bool = True, **settings: float) -> AsyncIterator[World]:
+async def world(
+    nodes: int = 2, replicas: int = 2, *, in_file: bool = True, **settings: float | str
+) -> AsyncIterator[World]:
     made = World(nodes, replicas, in_file=in_file, **settings)
     await made.gateway.start()
     try:
@@ -136,6 +138,14 @@ async def test_replicas_serve_as_soon_as_their_agents_say_so(in_file) -> None:
         await until(lambda: w.state("node1/r0").seen.at > first)
         assert w.state("node1/r0").report_age(time.monotonic()) < 5.0
         assert w.gateway.telemetry.view(ReplicaId("node1/r0")).polls == 0, "what an agent watches is not polled"
+
+
+async def test_agents_and_gateways_meet_on_ipv6() -> None:
+    async with world(nodes=1, host="::1") as w:
+        assert w.gateway.agents is not None and w.gateway.agents.address.startswith("[::1]:")
+        w.agent(0)
+        await until(lambda: len(w.eligible()) == 2)
+        assert w.gateway.agents.nodes["node1"].client.startswith("[::1]:")
 
 
 async def test_a_joining_node_serves_within_half_a_second_of_its_engines_being_ready() -> None:

@@ -222,14 +222,15 @@ class Node:
         token: str | None = TOKEN,
         lag_max_s: float = BUSY_S,
         clock: Callable[[], float] = time.monotonic,
+        host: str = "127.0.0.1",
     ) -> None:
         self.outbox = Outbox()
         self.scheduler = scheduler_of(self.outbox)
         self.lines: list[str] = []
         settings = GatewaySettings(
             name=name,
-            peers=tuple(f"127.0.0.1:{port}" for port in peers),
-            peer_listen="" if listen is None else f"127.0.0.1:{listen}",
+            peers=tuple(f"{host}:{port}" for port in peers),
+            peer_listen="" if listen is None else f"{host}:{listen}",
             peer_lag_max_s=lag_max_s,
         )
         log = EventLog(self.lines.append, burst_max=1000, level="debug")
@@ -288,6 +289,14 @@ async def test_another_token_is_refused_and_named():
         await until(lambda: any("another token" in line for line in two.lines))
         assert one.peering.peers() == two.peering.peers() == ()
         assert one.peering.refused_total > 0
+
+
+async def test_peers_meet_on_ipv6():
+    (port,) = free_ports(1)
+    one, two = Node("one", [], port, host="[::1]"), Node("two", [port], None, host="[::1]")
+    async with nodes(one, two):
+        await until(lambda: one.peering.peers() == ("two",) and two.peering.peers() == ("one",))
+        assert one.peering.views()[0].address.startswith("[::1]:")
 
 
 async def test_two_of_one_name_are_refused_and_named():

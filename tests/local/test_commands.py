@@ -1,44 +1,41 @@
-"""What ``exaserve up`` starts without agents."""
+"""What ``exaserve up`` starts: agents for engines, an emulator for each node where all are emulated."""
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
-from exaserve.agent.machine import NodeMachine
-from exaserve.config import parse_cluster
-from exaserve.local import commands
-
-CUDA = NodeMachine("cuda", (0,) * 8, {0: (0, 1)})
+from exaserve.config import Cluster, parse_cluster
+from exaserve.local.commands import emulator_commands, needs_agents, with_agents
 
 
-@pytest.fixture(autouse=True)
-def machine(monkeypatch, tmp_path):
-    monkeypatch.setattr(commands, "read_machine", lambda: CUDA)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+def cluster(text: str) -> Cluster:
+    return parse_cluster(text.encode(), "test")
 
 
-def started(text: str):
-    return list(commands.process_commands(parse_cluster(text.encode(), "test")))
+EMULATED = "{model: Llama-3.2-1B, engine: emulator, nodes: 2, num_replicas_per_node: 3}"
 
 
-def test_pools_of_a_node_share_its_cards_and_side_ports() -> None:
-    found = started("""
-pools:
-  - {model: m/a, engine: vllm, tensor_parallel_size: 2}
-  - {model: m/b, engine: vllm, base_port: 9001}
-  - {model: meta-llama/Llama-3.1-8B-Instruct, engine: emulator, base_port: 9101}
-""")
-    by_name = {name: (argv, env) for name, argv, env in found}
-    assert set(by_name) == {"m/a/node1/r0", "m/b/node1/r0", "meta-llama/Llama-3.1-8B-Instruct on node1"}
-    assert by_name["m/a/node1/r0"][1]["CUDA_VISIBLE_DEVICES"] == "0,1"
-    assert by_name["m/b/node1/r0"][1]["CUDA_VISIBLE_DEVICES"] == "2"
-    assert by_name["m/a/node1/r0"][1]["VLLM_PORT"] != by_name["m/b/node1/r0"][1]["VLLM_PORT"]
+@pytest.mark.parametrize("engine", ["vllm", "sglang", "trtllm", "null", "command"])
+def test_engines_are_started_by_their_nodes_agents(engine) -> None:
+    argv = ", engine_command: [x, '{port}']" if engine == "command" else ""
+    made = with_agents(cluster(f"{{model: m/x, engine: '{engine}'{argv}}}"))
+    assert needs_agents(made)
+    assert made.agents.enabled and made.agents.host == "127.0.0.1"
+    assert made.agents.port != 8901, "another cluster on this machine may have that one"
 
 
-def test_files_that_an_engine_reads_are_there_before_it_starts(tmp_path) -> None:
-    ((_, argv, _),) = started("{model: m/x, engine: trtllm}")
-    path = Path(argv[argv.index("--extra_llm_api_options") + 1])
-    assert path.is_relative_to(tmp_path)
-    assert "return_perf_metrics" in path.read_text()
+def test_agents_that_are_asked_for_stay_as_they_are() -> None:
+    made = cluster("{model: m/x, engine: vllm, agents: {enabled: true, port: 9901}}")
+    assert with_agents(made) is made
+
+
+def test_a_pool_that_is_not_emulated_gives_all_of_them_to_the_agents() -> None:
+    assert needs_agents(cluster("pools: [{model: Llama-3.2-1B}, {model: m/b, engine: vllm, base_port: 9001}]"))
+
+
+def test_a_node_of_emulators_is_one_process() -> None:
+    made = cluster(EMULATED)
+    assert not needs_agents(made) and with_agents(made) is made
+    found = list(emulator_commands(made))
+    assert [name for name, _ in found] == ["node1", "node2"]
+    assert all(argv[argv.index("--replicas") + 1] == "3" for _, argv in found)

@@ -10,7 +10,7 @@ import typer
 from exaserve.config import read_environment, read_secret
 from exaserve.domain.errors import ConfigError, ExaServeError
 
-__all__ = ["AdminUrl", "Target", "TokenFile", "send_verb"]
+__all__ = ["AdminUrl", "Target", "TokenFile", "plain", "send_verb"]
 
 Target = Annotated[str, typer.Argument(metavar="NODE[/REPLICA]", help="A node, or one of its replicas (node3/r0).")]
 AdminUrl = Annotated[str | None, typer.Option("--admin-url", help="A gateway's admin API. [http://127.0.0.1:8900]")]
@@ -25,6 +25,13 @@ class VerbFailed(ExaServeError):
     code = "verb_failed"
 
 
+def plain(line: str) -> str:
+    """A line that an engine printed, with control characters spelled out: they could rewrite a terminal."""
+    return "".join(
+        char if char.isprintable() or char == "\t" else char.encode("unicode_escape").decode("ascii") for char in line
+    )
+
+
 def send_verb(verb: str, target: str, admin_url: str | None, token_file: Path | None, **options: Any) -> list[str]:
     """Sends it; returns the agent's lines.
 
@@ -33,9 +40,9 @@ def send_verb(verb: str, target: str, admin_url: str | None, token_file: Path | 
     """
     import httpx
 
-    node, _, replica = target.partition("/")
-    if not node:
-        raise ConfigError("name a node, or node/replica", param="NODE")
+    node, slash, replica = target.partition("/")
+    if not node or (slash and not replica):
+        raise ConfigError(f"{target!r} names no replica; name a node, or node/replica", param="NODE")
     url = admin_url or read_environment().admin_url or "http://127.0.0.1:8900"
     headers = {}
     if token_file is not None:
@@ -50,4 +57,4 @@ def send_verb(verb: str, target: str, admin_url: str | None, token_file: Path | 
         raise VerbFailed(f"the gateway's admin API at {url} did not answer: {error}") from None
     if answer.status_code != 200:
         raise VerbFailed(found.get("error", {}).get("message", f"status {answer.status_code}"))
-    return list(found["lines"])
+    return [plain(line) for line in found["lines"]]

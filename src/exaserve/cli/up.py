@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import json
+import re
 from collections.abc import Callable
 from importlib import resources
 from pathlib import Path
@@ -20,9 +21,13 @@ from exaserve.domain.errors import ConfigError
 if TYPE_CHECKING:
     from exaserve.local.cluster import LocalCluster
 
-__all__ = ["built_in_cluster", "find_cluster", "up", "with_agents", "with_flags"]
+__all__ = ["built_in_cluster", "find_cluster", "up", "with_flags"]
 
 _DEFAULT_FILE = "cluster.yaml"
+_TROUBLE = re.compile(
+    r"level=(?:warning|error) event=(?:replica_restarts|replica_hangs|last_words|supervision_failed) "
+)
+"""What of the agents' log is shown without --verbose."""
 
 
 def up(
@@ -34,12 +39,13 @@ def up(
     policy: Annotated[str | None, typer.Option(help="How replicas are chosen.")] = None,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Show what the processes print.")] = False,
 ) -> None:
-    """Run a whole cluster on this machine: its replicas, then the gateway, until Ctrl-C.
+    """Run a whole cluster on this machine, replicas and gateway, until Ctrl-C.
 
-    Every replica must have answered a completion before the gateway starts. Whatever ends this command, nothing it
-    started is left behind.
+    It is ready when every replica has answered a completion. Ctrl-C lets requests in flight end for gateway.drain, a
+    second one does not wait. Whatever ends this command, nothing it started is left behind.
     """
     from exaserve.cli.running import run_until_signal
+    from exaserve.local.commands import with_agents
 
     cluster, path = find_cluster(file, to_start=True)
     changed = with_agents(with_flags(cluster, port=port, policy=policy))
@@ -65,13 +71,6 @@ def with_flags(cluster: Cluster, *, port: int | None = None, policy: str | None 
     return cluster
 
 
-def with_agents(cluster: Cluster) -> Cluster:
-    """Null engines live in their agents, so a cluster that has them has agents."""
-    if cluster.agents.enabled or not any(pool.engine == "null" for pool in cluster.pools):
-        return cluster
-    return msgspec.structs.replace(cluster, agents=msgspec.structs.replace(cluster.agents, enabled=True))
-
-
 def find_cluster(file: Path | None, *, to_start: bool = False) -> tuple[Cluster, str | None]:
     """The cluster and the file it is from, by flag, environment, or folder, in this order."""
     named = str(file) if file is not None else read_environment().config
@@ -83,16 +82,18 @@ def find_cluster(file: Path | None, *, to_start: bool = False) -> tuple[Cluster,
 
 
 async def _serve(cluster: Cluster, path: str | None, hurry: list[Callable[[], None]], *, verbose: bool) -> None:
+    from exaserve.cli.nodes import plain
     from exaserve.cli.running import StartView
     from exaserve.local.cluster import LocalCluster
 
     console = Console(stderr=True)
 
     def on_line(name: str, line: str) -> None:
-        console.print(f"{name} | {line}", markup=False, highlight=False, soft_wrap=True)
+        if verbose or (name == "agents" and _TROUBLE.search(line)):
+            console.print(plain(f"{name} | {line}"), markup=False, highlight=False, soft_wrap=True)
 
     with StartView(console) as view:
-        local = LocalCluster(cluster, config_path=path, on_step=view.step, on_line=on_line if verbose else None)
+        local = LocalCluster(cluster, config_path=path, on_step=view.step, on_line=on_line)
         hurry.append(local.kill)
         try:
             await local.start()
@@ -103,7 +104,8 @@ async def _serve(cluster: Cluster, path: str | None, hurry: list[Callable[[], No
         typer.echo(_greeting(cluster, local.url, local.admin_url))
         await _watch(local, console)
     except asyncio.CancelledError:
-        console.print("stopping", highlight=False)
+        drain_s = cluster.gateway.drain_s
+        console.print(f"stopping; requests in flight have {drain_s:g} s, Ctrl-C ends them at once", highlight=False)
         raise
     finally:
         await local.stop()

@@ -33,6 +33,8 @@ def check_addresses(cluster: Cluster) -> None:
         if port == 0:
             raise ConfigError(f"{prefix}port: 0 is not possible here; give a port", param=f"{prefix}port")
         _check_bind(host, port, f"{prefix}port", f"{prefix}host")
+    if cluster.agents.enabled:
+        _check_bind(cluster.agents.host, cluster.agents.port, "agents.port", "agents.host")
 
 
 def _check_bind(host: str, port: int, port_field: str, host_field: str) -> None:
@@ -41,11 +43,12 @@ def _check_bind(host: str, port: int, port_field: str, host_field: str) -> None:
     except OSError as error:
         if error.errno == errno.EADDRINUSE:
             raise ConfigError(
-                f"{port_field}: {host}:{port} is already in use; give another port", param=port_field
+                f"{port_field}: {join_address(host, port)} is already in use; give another port", param=port_field
             ) from None
         if error.errno == errno.EACCES:
             raise ConfigError(
-                f"{port_field}: no permission to listen on {host}:{port}; ports below 1024 need root", param=port_field
+                f"{port_field}: no permission to listen on {join_address(host, port)}; ports below 1024 need root",
+                param=port_field,
             ) from None
         raise ConfigError(
             f"{host_field}: {host} is not an address of this machine ({error.strerror}); replicas that run elsewhere "

@@ -1,8 +1,11 @@
-"""A whole cluster on this machine: replicas as child processes, then a gateway in front of them.
+"""A whole cluster on this machine: one process with every node's agent, and a gateway.
 
-Order is everything. Addresses are checked before anything starts, so that the field at fault can be named. Replicas
-are ready when they have answered a completion of one token, not when a port is open. The gateway is a child of its own:
-it gets a core, and its end is seen like any other's. Whatever happens, :meth:`LocalCluster.stop` ends all of them.
+Addresses are checked before anything starts, so that the field at fault can be named. Replicas are ready when they have
+answered a completion of one token, not when a port is open. The gateway is a child of its own: it gets a core, and its
+end is seen like any other's. Whatever happens, :meth:`LocalCluster.stop` ends all of them.
+
+Where every replica is emulated and no agents are asked for, one process for each node holds its emulators instead: an
+agent starts a process for each replica, and the 48 of the demonstration would take half a minute of two cores.
 """
 
 from __future__ import annotations
@@ -20,11 +23,11 @@ from typing import Self
 import httpx
 
 from exaserve.agent.processes import Child, stop_all
-from exaserve.config import Cluster, read_secret, to_yaml
+from exaserve.config import Cluster, read_secret, state_folder, to_yaml
 from exaserve.domain.errors import ConfigError, ExaServeError
 from exaserve.domain.replica import ReplicaSpec
 from exaserve.local.addresses import check_addresses, shown_url
-from exaserve.local.commands import EXASERVE, process_commands
+from exaserve.local.commands import EXASERVE, emulator_commands, needs_agents
 
 __all__ = ["LocalCluster", "StartFailed", "StartStep"]
 
@@ -33,6 +36,7 @@ ENGINE_START_S = 1800.0
 """Large models take long to load from a shared file system."""
 GATEWAY_START_S = 30.0
 STOP_GRACE_S = 5.0
+"""Beyond what a process may take by its own settings; then it is killed."""
 _PROBE_TIMEOUT_S = 10.0
 _PROBES_AT_ONCE = 32
 _PAUSE_MIN_S, _PAUSE_MAX_S = 0.05, 1.0
@@ -113,46 +117,71 @@ class LocalCluster:
                 "there are no replicas: give the cluster file a model, or replicas with URLs", param="replicas"
             )
         check_addresses(self.cluster)
-        if self.cluster.agents.enabled:
-            await self._start_with_agents(len(replicas))
+        if needs_agents(self.cluster):
+            await self._start_with_agents()
             return
         self._step(StartStep("starting replicas", 0, len(replicas)))
-        for name, argv, env in process_commands(self.cluster):
-            await self._launch(name, argv, env=env)
+        for name, argv in emulator_commands(self.cluster):
+            await self._launch(name, argv)
         await self._until_answering(replicas)
         self._step(StartStep("starting the gateway", len(replicas), len(replicas)))
         argv = [*EXASERVE, "gateway", "--config", self._gateway_config()]
         await self._launch("gateway", argv, pass_fds=() if self._memory_file is None else (self._memory_file,))
         await self._until_gateway_serves()
 
-    async def _start_with_agents(self, replicas: int) -> None:
+    async def _start_with_agents(self) -> None:
         """The gateway and one process with every node's agent, at the same time: neither waits for the other."""
+        cluster = self.cluster
         config = self._gateway_config()
         fds = () if self._memory_file is None else (self._memory_file,)
-        self._step(StartStep("starting the gateway and the nodes' agents", 0, replicas))
+        started = sum(len(cluster.started(pool)) for pool in cluster.pools)
+        self._step(StartStep("starting the gateway and the nodes' agents", 0, started))
         agents = [*EXASERVE, "agent", "--all-nodes", "--config", config]
+        if not cluster.agents.state_dir:  # another cluster on this machine may have nodes of the same names
+            agents += ["--state-dir", str(state_folder() / f"up-{cluster.gateway.port}")]
         await self._launch("agents", agents, pass_fds=fds)
         await self._launch("gateway", [*EXASERVE, "gateway", "--config", config], pass_fds=fds)
-        null = all(pool.engine in ("null", "emulator") for pool in self.cluster.pools if pool.starts_replicas)
+        null = all(pool.engine in ("null", "emulator") for pool in cluster.pools if pool.starts_replicas)
         limit_s = EMULATOR_START_S if null else ENGINE_START_S
-        models = tuple({model: None for spec in self.cluster.replicas() for model in spec.models})
+        models = tuple({model: None for spec in cluster.replicas() for model in spec.models})
         async with self._client() as client:
             what = f"gateway ({self.url})"
-            await self._until(lambda: self._agents_ready(client, replicas), what, limit_s, pause_max_s=0.2)
+            await self._until(lambda: self._agents_ready(client, started), what, limit_s, pause_max_s=0.2)
             await self._until(lambda: _completes(client, self.url, models), what, GATEWAY_START_S)
+            if started < len(cluster.replicas()):  # others run already
+                await self._until(lambda: _all_available(client, self.admin_url), what, GATEWAY_START_S)
 
     async def _agents_ready(self, client: httpx.AsyncClient, replicas: int) -> str:
-        """ "" once every replica may take requests, else how many may."""
+        """ "" once every replica may take requests, else how many may. StartFailed where one has ended."""
         try:
-            answer = await client.get(f"{self.admin_url}/nodes")
-            ready = int(answer.json()["ready"])
-        except (httpx.HTTPError, ValueError, KeyError) as error:
+            answer = (await client.get(f"{self.admin_url}/nodes")).json()
+            ready, troubled = int(answer["ready"]), int(answer["troubled"])
+            if troubled:
+                raise StartFailed(await self._trouble(client))
+        except (httpx.HTTPError, ValueError, LookupError) as error:
             return str(error) or type(error).__name__
         self._step(StartStep("waiting until every replica answers", ready, replicas))
         return "" if ready >= replicas else f"{ready} of {replicas} replicas are ready"
 
-    async def stop(self, grace_s: float = STOP_GRACE_S) -> None:
-        """Ends every process, the gateway first so that it does not see its replicas die."""
+    async def _trouble(self, client: httpx.AsyncClient) -> str:
+        """Of the first replica that has ended: how, and its last lines."""
+        nodes = (await client.get(f"{self.admin_url}/nodes/all")).json()["nodes"]
+        node, row = next(
+            (node["node"], row) for node in nodes for row in node["replicas"] if row["state"] in ("backoff", "failed")
+        )
+        asked = {"replica": row["id"], "lines": 8}
+        lines = (await client.post(f"{self.admin_url}/nodes/{node}/logs", json=asked)).json()["lines"]
+        words = "\n  ".join(lines)
+        how = str(row["reason"]).partition("; last line: ")[0]
+        return f"{row['id']} {how}" + (f"; its last lines:\n  {words}" if words else "")
+
+    async def stop(self) -> None:
+        """Ends every process, the gateway first so that it does not see its replicas die.
+
+        It has its own drain, and agents the time in which they stop engines, before they are killed.
+        """
+        agents = self.cluster.agents
+        others_s = agents.drain_s + agents.stop_s if needs_agents(self.cluster) else 0.0
         if self._starting:  # cancelled in the middle of a start: that process exists or is about to
             self._children += [
                 each
@@ -160,8 +189,8 @@ class LocalCluster:
                 if isinstance(each, Child)
             ]
         gateway = [child for child in self._children if child.name == "gateway"]
-        await stop_all(gateway, grace_s)
-        await stop_all([child for child in self._children if child not in gateway], grace_s)
+        await stop_all(gateway, self.cluster.gateway.drain_s + STOP_GRACE_S)
+        await stop_all([child for child in self._children if child not in gateway], others_s + STOP_GRACE_S)
         if self._memory_file is not None:
             os.close(self._memory_file)
             self._memory_file = None
@@ -179,10 +208,8 @@ class LocalCluster:
 
     # -- starting --------------------------------------------------------------------------------------------------
 
-    async def _launch(
-        self, name: str, argv: Sequence[str], *, env: dict[str, str] | None = None, pass_fds: Sequence[int] = ()
-    ) -> None:
-        task = asyncio.ensure_future(Child.start(name, argv, env=env, pass_fds=pass_fds, on_line=self._on_line))
+    async def _launch(self, name: str, argv: Sequence[str], *, pass_fds: Sequence[int] = ()) -> None:
+        task = asyncio.ensure_future(Child.start(name, argv, pass_fds=pass_fds, on_line=self._on_line))
         self._starting.add(task)
         self._children.append(await asyncio.shield(task))
         self._starting.discard(task)
@@ -205,14 +232,18 @@ class LocalCluster:
             self._tell(step)
 
     async def _until_answering(self, replicas: Sequence[ReplicaSpec]) -> None:
-        limit_s = EMULATOR_START_S if all(pool.engine == "emulator" for pool in self.cluster.pools) else ENGINE_START_S
+        elsewhere = any(not pool.starts_replicas for pool in self.cluster.pools)
+        limit_s = ENGINE_START_S if elsewhere else EMULATOR_START_S
         at_once = asyncio.Semaphore(_PROBES_AT_ONCE)
         answered = 0
 
         async def until_answers(spec: ReplicaSpec, client: httpx.AsyncClient) -> None:
             nonlocal answered
             await self._until(
-                lambda: _completes(client, spec.url, spec.models), f"replica {spec.id} ({spec.url})", limit_s, at_once
+                lambda: _completes(client, spec.url, spec.models),
+                f"replica {spec.id} ({spec.url})",
+                limit_s,
+                at_once,
             )
             answered += 1
             self._step(StartStep("waiting until every replica answers", answered, len(replicas)))

@@ -1,44 +1,48 @@
-"""What to start for a cluster: the processes that hold its replicas, with their arguments."""
+"""What `exaserve up` starts: nodes' agents, or, where every replica is emulated, an emulator for each node."""
 
 from __future__ import annotations
 
+import socket
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 
-from exaserve.agent.machine import read_machine
-from exaserve.agent.plan import plan_node
-from exaserve.config import Cluster, NodeEntry, Pool, split_url, state_folder
+import msgspec
+
+from exaserve.config import Cluster, NodeEntry, Pool, split_url
 from exaserve.domain.replica import ReplicaSpec
 from exaserve.emulator.config import EmulatorConfig
 from exaserve.emulator.process import arguments
 
-__all__ = ["EXASERVE", "emulated_argv", "process_commands"]
+__all__ = ["EXASERVE", "emulated_argv", "emulator_commands", "needs_agents", "with_agents"]
 
 EXASERVE = (sys.executable, "-m", "exaserve")
 """This very installation, whatever the path finds under its name."""
 
 
-def process_commands(cluster: Cluster) -> Iterator[tuple[str, list[str], dict[str, str]]]:
-    """Name, arguments and environment of each process: an emulator per node, or an engine per replica."""
+def needs_agents(cluster: Cluster) -> bool:
+    """Whether nodes' agents start the replicas. Emulated ones alone do without: one process holds all of a node's."""
+    engines = {pool.engine for pool in cluster.pools if pool.starts_replicas}
+    return cluster.agents.enabled or bool(engines - {"emulator"})
+
+
+def with_agents(cluster: Cluster) -> Cluster:
+    """The cluster as it runs on this machine: with agents where :func:`needs_agents`, on a free port if unasked for."""
+    if cluster.agents.enabled or not needs_agents(cluster):
+        return cluster
+    with socket.create_server(("127.0.0.1", 0)) as found:
+        port = found.getsockname()[1]
+    agents = msgspec.structs.replace(cluster.agents, enabled=True, host="127.0.0.1", port=port)
+    return msgspec.structs.replace(cluster, agents=agents)
+
+
+def emulator_commands(cluster: Cluster) -> Iterator[tuple[str, list[str]]]:
+    """Name and arguments of each node's emulators, a process for each pool."""
     for called, pool in zip(cluster.pool_names(), cluster.pools, strict=True):
         if not pool.starts_replicas:
             continue
-        if pool.engine == "emulator":
-            for node_index, node in enumerate(cluster.nodes):
-                name = f"{called} on {node.name}" if len(cluster.pools) > 1 else node.name
-                yield name, _emulator_argv(pool, node, node_index), {}
-    if all(pool.engine == "emulator" for pool in cluster.pools if pool.starts_replicas):
-        return
-    machine = read_machine()
-    for node in cluster.nodes:  # all pools of a node at once: they share its accelerators and ports
-        for unit in plan_node(cluster, node, machine, state_folder() / node.name, emulated_argv):
-            if unit.engine == "emulator":
-                continue
-            for path, text in unit.files.items():
-                Path(path).parent.mkdir(parents=True, exist_ok=True)
-                Path(path).write_text(text)
-            yield unit.spec.id, list(unit.argv), dict(unit.env)
+        for node_index, node in enumerate(cluster.nodes):
+            name = f"{called} on {node.name}" if len(cluster.pools) > 1 else node.name
+            yield name, _emulator_argv(pool, node, node_index)
 
 
 def emulated_argv(pool: Pool, spec: ReplicaSpec, index: int) -> list[str]:

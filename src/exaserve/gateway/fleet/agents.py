@@ -181,6 +181,7 @@ class AgentServer:
             "nodes": len(self.nodes),
             "replicas": len(self.rows),
             "ready": sum(row.ready for row in self.rows.values()),
+            "troubled": sum(row.state in _LEVELS for row in self.rows.values()),
             "address": self.address,
             "batches": self.batches,
             "reports": self.records,
