@@ -106,6 +106,29 @@ def test_plain_answers_drain_by_the_learned_rate(build: Build) -> None:
     scheduler.validate()
 
 
+def test_plain_requests_that_wait_in_the_engine_count_as_waiting(build: Build) -> None:
+    """Their prefill must be over by the learned rate, but the engine has no place in its batch for them."""
+    scheduler = build(1, queue_depth_max=4)
+    batch, placed, finished = 4, [], 0
+    worst, now = 0, 0.0
+    scheduler.report(report(0, 0, 0.0, running=0, waiting=0, kv_use=0.0), 0.0)
+    for step in range(400):
+        now += 0.01
+        while isinstance(p := scheduler.place(facts(100, stream=False), now), Placement):
+            placed.append(p)
+        waiting = len(placed) - finished - batch
+        worst = max(worst, waiting)
+        if step % 20 == 19:
+            running = min(len(placed) - finished, batch)
+            scheduler.report(report(0, step + 1, now, running=running, waiting=max(waiting, 0), kv_use=0.1), now)
+        if step % 100 == 99:
+            scheduler.release(placed[finished], now, Outcome.COMPLETED)
+            finished += 1
+        scheduler.validate()
+    assert len(placed) > batch
+    assert worst <= 4
+
+
 def test_rate_is_learned_from_first_tokens(build: Build) -> None:
     scheduler = build(1, spec={"prefill_tokens_per_s": 8000.0})
     now = 0.0

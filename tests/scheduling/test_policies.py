@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
+from collections import Counter, deque
 
 import pytest
 from tests.scheduling.conftest import Build, facts, report, rid
 
 from exaserve.domain.errors import ConfigError
+from exaserve.domain.replica import ReplicaId
 from exaserve.domain.request import Outcome
-from exaserve.scheduling import POLICIES, Placement, Refusal, RefusalReason
+from exaserve.scheduling import POLICIES, Placement, Refusal, RefusalReason, SchedulerConfig
+from exaserve.scheduling.pool import HashRing, session_hash
 
 ALL = sorted(POLICIES)
 
@@ -77,6 +79,70 @@ class TestEveryPolicy:
             scheduler.release(p, 0.01 * k + 0.005, Outcome.COMPLETED)
         assert len(counts) == 6
 
+    @pytest.mark.parametrize("how", ["weight", "slow start"])
+    def test_a_share_of_traffic_is_honoured(self, build: Build, policy: str, how: str) -> None:
+        scheduler = build(4, policy=policy)
+        if how == "weight":
+            scheduler.set_weight(rid(1), 0.25)
+        else:
+            scheduler.set_health(rid(1), True, "slow start", 0.25)
+        for k in range(4):
+            scheduler.report(report(k, 1, 0.0, running=0, waiting=0, kv_use=0.1, kv_age_ms=0, net_mb_s=0), 0.0)
+        held: deque[Placement] = deque()
+        counts: Counter[str] = Counter()
+        for k in range(2600):
+            now = 0.02 * k
+            placed = scheduler.place(facts(100, session=f"s{k}"), now)
+            assert isinstance(placed, Placement)
+            scheduler.first_token(placed, now + 0.01)
+            counts[placed.replica_id] += 1
+            held.append(placed)
+            if len(held) > 52:
+                scheduler.release(held.popleft(), now + 0.01, Outcome.COMPLETED)
+        assert 0.03 < counts[rid(1)] / 2600 < 0.13, counts  # 1/13
+        assert min(counts[rid(k)] for k in (0, 2, 3)) > 0.2 * 2600, counts
+
+    def test_a_small_share_still_takes_what_nobody_else_can(self, build: Build, policy: str) -> None:
+        scheduler = build(3, policy=policy)
+        scheduler.set_weight(rid(1), 0.01)
+        placed = scheduler.place(facts(session="s"), 0.0, [rid(0), rid(2)])
+        assert isinstance(placed, Placement)
+        assert placed.replica_id == rid(1)
+
+    def test_a_clients_own_bound_on_the_answer_must_fit_the_context(self, build: Build, policy: str) -> None:
+        scheduler = build(3, policy=policy, spec={"max_model_len": 1000})
+        big = scheduler.states()[rid(2)].spec
+        scheduler.update(type(big)(rid(2), big.url, ("m",), max_model_len=4000))
+        asked = facts(500, 100, total_tokens_max=500 + 2000)
+        assert {scheduler.place(asked, 0.0).replica_id for _ in range(5)} == {rid(2)}  # type: ignore[union-attr]
+        unbounded = facts(999, 100, total_tokens_max=0)
+        assert len({scheduler.place(unbounded, 0.0).replica_id for _ in range(20)}) == 3  # type: ignore[union-attr]
+        nowhere = facts(500, 100, total_tokens_max=500 + 2_000_000)
+        assert scheduler.place(nowhere, 0.0).replica_id == rid(2)  # type: ignore[union-attr]
+
+    def test_a_full_cache_is_full_also_where_its_size_is_unknown(self, build: Build, policy: str) -> None:
+        scheduler = build(2, policy=policy, spec={"kv_tokens_max": 0})
+        scheduler.report(report(0, 1, 0.0, running=3, waiting=0, kv_use=0.99), 0.0)
+        chosen = {scheduler.place(facts(100), 0.0).replica_id for _ in range(20)}  # type: ignore[union-attr]
+        assert chosen == {rid(1)}
+        out = {c.replica: c.out for c in scheduler.explain(facts(100), 0.0).candidates}
+        assert out[rid(0)] == "KV use 0.99 has reached the watermark 0.85"
+        scheduler.report(report(0, 2, 0.1, running=3, waiting=0, kv_use=0.5), 0.1)
+        assert rid(0) in {scheduler.place(facts(100), 0.1).replica_id for _ in range(20)}  # type: ignore[union-attr]
+        scheduler.report(report(0, 3, 0.2, running=3, waiting=0, kv_use=0.99), 0.2)
+        scheduler.tick(10.0)
+        assert scheduler.states()[rid(0)].room, "a report that is too old says nothing"
+
+    def test_busy_by_its_report_is_not_idle(self, build: Build, policy: str) -> None:
+        """Nothing of ours is there, but a full cache with others' work takes nothing more."""
+        scheduler = build(2, policy=policy)
+        scheduler.report(report(0, 1, 0.0, running=100, waiting=5, kv_use=0.99), 0.0)
+        for k in range(10):
+            placed = scheduler.place(facts(100, session=f"s{k}"), 0.01 * k)
+            assert isinstance(placed, Placement)
+            assert placed.replica_id == rid(1)
+            scheduler.release(placed, 0.01 * k, Outcome.COMPLETED)
+
 
 def test_round_robin_takes_turns(build: Build) -> None:
     scheduler = build(3, policy="round_robin")
@@ -104,6 +170,40 @@ def test_least_tokens_counts_tokens_not_requests(build: Build) -> None:
     scheduler = build(2, policy="least_tokens")
     scheduler.place(facts(10_000), 0.0, [rid(1)])
     assert [scheduler.place(facts(1000), 0.0).replica_id for _ in range(3)] == [rid(1)] * 3  # type: ignore[union-attr]
+
+
+def test_literal_takes_free_memory_for_what_can_still_be_digested(build: Build) -> None:
+    scheduler = build(3, policy="literal")
+    for k, free_gb in enumerate((4.0, 9.0, None)):
+        known = {} if free_gb is None else {"free_mem_gb": free_gb}
+        scheduler.report(report(k, 1, 0.0, kv_use=0.5, kv_age_ms=100.0, net_mb_s=1.0, **known), 0.0)
+    assert {scheduler.place(facts(), 0.0).replica_id for _ in range(5)} == {rid(1)}  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_the_ring_is_even(seed: int) -> None:
+    for n in (4, 5, 64):
+        ring = HashRing(SchedulerConfig().ring_vnodes)
+        ring.fill(ReplicaId(f"node{seed}-{k // 4}/r{k % 4}") for k in range(n))
+        counts = Counter(next(ring.walk(session_hash(f"session-{key}"))) for key in range(20_000))
+        assert len(counts) == n
+        assert max(counts.values()) < (1.25 if n < 10 else 1.4) * 20_000 / n, "one in sixty-four is 3 sigma off"
+
+
+def test_the_ring_moves_only_what_it_must() -> None:
+    ring = HashRing(128)
+    ring.fill(rid(k) for k in range(4))
+    before = {key: next(ring.walk(session_hash(f"s{key}"))) for key in range(5000)}
+    ring.add(rid(4))
+    after = {key: next(ring.walk(session_hash(f"s{key}"))) for key in range(5000)}
+    moved = [key for key in before if before[key] != after[key]]
+    assert {after[key] for key in moved} == {rid(4)}
+    assert 0.15 < len(moved) / 5000 < 0.25
+    for _ in range(200):
+        ring.remove(rid(4))
+        ring.add(rid(4))
+    ring.remove(rid(4))
+    assert {key: next(ring.walk(session_hash(f"s{key}"))) for key in range(5000)} == before
 
 
 def test_literal_says_when_its_signals_are_missing(build: Build) -> None:

@@ -17,7 +17,8 @@ class RequestFacts:
         model: the name the client asked for; selects the pool.
         prompt_tokens: prompt length in tokens, estimated unless a tokenizer said so.
         output_tokens: expected generated tokens: ``max_tokens`` cut to the pool's learned mean where it is larger.
-        total_tokens_max: prompt + the client's own bound on output, what a context window must hold at worst.
+        total_tokens_max: prompt + the client's own bound on output, what a context window must hold at worst; 0 where
+            the client sets none and any room for an answer will do.
         stream: whether the answer is streamed, so that a first byte will be seen before the last.
         session: affinity key (header, ``user``, or None), for the consistent-hashing policies.
         prefix: chained hashes of the prompt's leading blocks, shallowest first (see

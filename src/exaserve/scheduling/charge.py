@@ -18,14 +18,16 @@ class Charge:
         kv_tokens: KV tokens charged (prompt and expected output).
         stream: whether a first byte will be seen before the last.
         foreign: another gateway placed it and told us.
-        phase: where it stands, only ever forward.
+        phase: where it stands, only ever forward. A plain answer shows no first token: once its prefill must be over it
+            is ASSUMED to be decoded, until it ends.
     """
 
     __slots__ = ("foreign", "kv_tokens", "phase", "placed_at", "stream", "tokens", "work_s")
 
     PENDING: Final = 0
-    DECODING: Final = 1
-    RELEASED: Final = 2
+    ASSUMED: Final = 1
+    DECODING: Final = 2
+    RELEASED: Final = 3
 
     def __init__(
         self, placed_at: float, tokens: int, work_s: float, kv_tokens: int, stream: bool, foreign: bool

@@ -66,7 +66,8 @@ def cost(ledger: ReplicaLedger, facts: RequestFacts, cached_tokens: float, now: 
 def literal_score(ledger: ReplicaLedger) -> tuple[float, bool]:
     """The text's recipe (A1): weighted sum over the last report. Also whether all its signals were known.
 
-    KV is taken in GB where the report says how much memory is free, else as the share in use.
+    Memory counts as KV in use, in GB where the bytes of a token are known and else as the share, less the accelerator
+    memory that is free beside it, in GB, where it is reported.
     """
     report, config = ledger.seen.report, ledger.prices.config
     if report is None or not ledger.seen.fresh:
@@ -75,6 +76,7 @@ def literal_score(ledger: ReplicaLedger) -> tuple[float, bool]:
     kv = (report.kv_use or 0.0) * (ledger.kv.max or 1.0) * ledger.spec.kv_bytes_per_token / 1e9
     if not ledger.spec.kv_bytes_per_token:
         kv = report.kv_use or 0.0
+    kv -= report.free_mem_gb or 0.0
     age_s = (report.kv_age_ms or 0.0) / 1000.0
     score = config.literal_kv_gb * kv + config.literal_age_s * age_s + config.literal_net_mb * (report.net_mb_s or 0.0)
     return score, known

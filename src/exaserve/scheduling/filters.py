@@ -6,22 +6,26 @@ from __future__ import annotations
 from exaserve.domain.request import RequestFacts
 from exaserve.scheduling.ledger import ReplicaLedger
 
-__all__ = ["fits", "may_take", "why_not"]
+__all__ = ["fits", "may_take", "reach", "why_not"]
 
 
 def may_take(ledger: ReplicaLedger, facts: RequestFacts) -> bool:
     """Whether ``ledger``, known to be eligible, may take the request now.
 
-    An idle replica may take anything that fits its cache at all: a request larger than the watermark would otherwise
-    wait for ever.
+    A replica with nothing to do may take anything that fits its cache at all.
     """
-    return ledger.room and (facts.prompt_tokens + facts.output_tokens <= ledger.need_free or fits(ledger, facts))
-
-
-def fits(ledger: ReplicaLedger, facts: RequestFacts) -> bool:
-    """Whether the request fits the replica's whole cache and its context window."""
     need = facts.prompt_tokens + facts.output_tokens
-    return (not ledger.kv.max or need <= ledger.kv.max) and facts.prompt_tokens < ledger.prompt_max
+    return ledger.room and reach(facts) <= ledger.context and (need <= ledger.need_free or fits(ledger, need))
+
+
+def reach(facts: RequestFacts) -> int:
+    """Tokens that a context window must hold: the prompt, and all that the client allows (or one) for the answer."""
+    return facts.total_tokens_max or facts.prompt_tokens + 1
+
+
+def fits(ledger: ReplicaLedger, need: int) -> bool:
+    """Whether a request of ``need`` tokens fits the replica's whole cache."""
+    return not ledger.kv.max or need <= ledger.kv.max
 
 
 def why_not(ledger: ReplicaLedger, facts: RequestFacts) -> str | None:
@@ -36,7 +40,12 @@ def why_not(ledger: ReplicaLedger, facts: RequestFacts) -> str | None:
         return f"queue depth {ledger.depth} has reached {ledger.prices.config.queue_depth_max}"
     if ledger.kv.max and need > ledger.kv.max:
         return f"needs {need} KV tokens, the cache holds {ledger.kv.max:.0f}"
-    if facts.prompt_tokens >= ledger.prompt_max:
-        return f"prompt of about {facts.prompt_tokens} tokens exceeds max_model_len {ledger.spec.max_model_len}"
-    used = ledger.kv.predicted / ledger.kv.max
+    if reach(facts) > ledger.context:
+        return (
+            f"prompt and answer of up to about {reach(facts)} tokens exceed max_model_len {ledger.spec.max_model_len}"
+        )
+    report = ledger.seen.report
+    used = ledger.kv.predicted / ledger.kv.max if ledger.kv.max else report.kv_use if report else None
+    if used is None:
+        return "no room"
     return f"KV use {used:.2f} has reached the watermark {ledger.prices.config.kv_watermark:.2f}"

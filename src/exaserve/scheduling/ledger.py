@@ -67,6 +67,7 @@ class ReplicaLedger(Idler):
         foreign_s: prefill of the prompts that others had waiting at the last report, seconds.
         per_token_s / per_pair_s: seconds of prefill for T tokens are ``T (per_token_s + per_pair_s T)``.
         depth: requests believed to wait for their first token, own and foreign (E2).
+        decoding / assumed: known ones past their prefill, and those of them that nothing has shown it of.
         running: requests believed to be decoding, own and foreign.
         decode_s: cost of joining that batch, seconds.
         stall: multiplies the request's own prefill, for the batch that stands still meanwhile, for prompts that share
@@ -74,16 +75,16 @@ class ReplicaLedger(Idler):
         failure_cost_s: added while the replica has failed recently, seconds.
         extra_s: what does not depend on the request: ``decode_s x penalty + failure_cost_s + away_s``.
         room: whether depth and KV use let it take anything now (E2).
-        need_free: largest ``prompt + output`` in tokens that raises no question of memory, context or a forced score;
-            larger ones are priced by :func:`exaserve.scheduling.entropy.cost`.
-        prompt_max: longest prompt the context window takes, tokens (infinite where unknown).
+        need_free: largest ``prompt + output`` in tokens that raises no question of memory or a forced score; larger
+            ones are priced by :func:`exaserve.scheduling.entropy.cost`.
+        context: prompt and answer that the context window takes, tokens (infinite where unknown).
         idle_set: where it stands while it may take requests and nothing waits there.
     """
 
     __slots__ = (
-        "_rate_version", "decode_s", "decoding", "depth", "drain_at", "eligible", "extra_s", "failure_cost_s",
-        "failures", "foreign_s", "head_s", "id", "idle_set", "index", "inflight", "kv", "need_free", "observed_at",
-        "penalty", "pending", "pending_s", "per_pair_s", "per_token_s", "placed_total", "prices", "prompt_max", "room",
+        "_rate_version", "assumed", "context", "decode_s", "decoding", "depth", "drain_at", "eligible", "extra_s",
+        "failure_cost_s", "failures", "foreign_s", "head_s", "id", "idle_set", "index", "inflight", "kv", "need_free",
+        "observed_at", "penalty", "pending", "pending_s", "per_pair_s", "per_token_s", "placed_total", "prices", "room",
         "running", "seen", "spec", "speed", "stall", "standing", "told", "turf", "url",
     )  # fmt: skip
 
@@ -101,6 +102,7 @@ class ReplicaLedger(Idler):
     penalty: float
     extra_s: float
     need_free: float
+    context: float
     index: int
     id: ReplicaId
     seen: Seen
@@ -108,6 +110,7 @@ class ReplicaLedger(Idler):
     inflight: int
     told: int
     decoding: int
+    assumed: int
     depth: int
     running: int
     decode_s: float
@@ -121,12 +124,12 @@ class ReplicaLedger(Idler):
         self.index = index
         self.standing = Standing(spec.weight)
         self.seen = Seen()
-        self.kv = KvAccount()
+        self.kv = KvAccount(prices.config.kv_watermark)
         self.turf = Turf(lean)
         self.idle_set: IdleSet[ReplicaLedger] | None = None
         self.failures = 0
         self.failure_cost_s = 0.0
-        self.inflight = self.told = self.decoding = self.placed_total = 0
+        self.inflight = self.told = self.decoding = self.assumed = self.placed_total = 0
         self.pending = []
         self.pending_s = self.head_s = self.foreign_s = 0.0
         self.drain_at = self.observed_at = now
@@ -156,7 +159,7 @@ class ReplicaLedger(Idler):
 
     def stand(self) -> None:
         """Bring up to date what follows from ``standing`` and the description."""
-        self.prompt_max = float(self.spec.max_model_len or math.inf)
+        self.context = float(self.spec.max_model_len or math.inf)
         self.penalty = self.standing.penalty
         self.eligible = self.standing.eligible
         self.refresh()
@@ -189,7 +192,7 @@ class ReplicaLedger(Idler):
             # the rate comes out as the share that is left for us. That is wanted: in the simulator, correcting for it
             # made eight gateways worse.
             self._observe(charge, now, now - max(charge.placed_at, self.drain_at))
-            self._leave_pending(charge)
+            self._leave_pending(charge, Charge.DECODING)
             self.drain_at = now
         self.refresh()
 
@@ -198,8 +201,11 @@ class ReplicaLedger(Idler):
         if charge.phase == Charge.PENDING:
             if outcome is Outcome.COMPLETED:
                 self._observe_whole(charge, now)
-            self._leave_pending(charge)
+            self._leave_pending(charge, Charge.DECODING)
             self.drain_at = now
+        elif charge.phase == Charge.ASSUMED:
+            self.assumed -= 1
+            self.seen.progressed_since += 1
         self.decoding -= 1
         charge.phase = Charge.RELEASED
         if charge.foreign:
@@ -218,15 +224,18 @@ class ReplicaLedger(Idler):
         self.failures = count
         self.failure_cost_s = count * self.prices.failure_s
 
-    def _leave_pending(self, charge: Charge) -> None:
+    def _leave_pending(self, charge: Charge, phase: int) -> None:
         pending = self.pending
         if pending[0] is charge:
             pending.pop(0)
         else:
             pending.remove(charge)
         self.pending_s = self.pending_s - charge.work_s if pending else 0.0
-        self.seen.progressed_since += 1
-        charge.phase = Charge.DECODING
+        if phase == Charge.ASSUMED:
+            self.assumed += 1
+        else:
+            self.seen.progressed_since += 1
+        charge.phase = phase
         self.decoding += 1
 
     def _advance(self, now: float) -> None:
@@ -238,7 +247,7 @@ class ReplicaLedger(Idler):
             done_at = self.drain_at + head.work_s
             if done_at > now:
                 break
-            self._leave_pending(head)
+            self._leave_pending(head, Charge.ASSUMED)
             self.drain_at = done_at
 
     def _observe_whole(self, charge: Charge, now: float) -> None:
@@ -332,7 +341,7 @@ class ReplicaLedger(Idler):
         self._unsee()
 
     def _unsee(self) -> None:
-        self.kv.reported = -math.inf
+        self.kv.unsee()
         self.foreign_s = 0.0
         self.refresh()
 
@@ -342,7 +351,7 @@ class ReplicaLedger(Idler):
 
     def _size_kv(self) -> None:
         reported = self.seen.report.kv_tokens_max if self.seen.report else None
-        self.kv.size(float(reported or self.spec.kv_tokens_max or 0), self.prices.config.kv_watermark)
+        self.kv.size(float(reported or self.spec.kv_tokens_max or 0))
 
     # -- derived figures -------------------------------------------------------------------------------------------
 
@@ -356,7 +365,7 @@ class ReplicaLedger(Idler):
             self.head_s = head.work_s * _HEAD_SHARE if head.stream else self.pending_s
         else:
             self.head_s = 0.0
-        self.depth = depth = seen.depth(own)
+        self.depth = depth = seen.depth(own, self.assumed)
         kv = self.kv.predict()
         self.running = running = self.decoding + seen.foreign_running
         self.decode_s = decode_s = running * prices.seq_s
@@ -368,12 +377,13 @@ class ReplicaLedger(Idler):
         self.stall = stall
         self.extra_s = decode_s * self.penalty + self.failure_cost_s + turf.away_s
         limit = self.kv.limit
-        self.room = depth < prices.depth_max and (kv < limit or not (self.inflight or self.told))
+        # A request larger than the watermark would wait for ever, so who has nothing to do takes anything.
+        busy = self.inflight or self.told or seen.foreign_running or seen.foreign_waiting
+        self.room = depth < prices.depth_max and (kv < limit or not busy)
         if self.standing.forced is not None:
             self.need_free = -1.0
         else:
-            free = limit - kv
-            self.need_free = free if free < self.prompt_max else self.prompt_max  # noqa: FURB136  # min() is a call
+            self.need_free = limit - kv
         idle = self.eligible and not own and not seen.foreign_waiting
         if idle != (self.idle_at >= 0) and self.idle_set is not None:
             if idle:
@@ -403,6 +413,7 @@ class ReplicaLedger(Idler):
         known = self.inflight + self.told
         assert self.inflight >= 0
         assert self.told >= 0
+        assert 0 <= self.assumed <= self.decoding
         assert self.decoding == known - len(self.pending) >= 0, (self.decoding, known, len(self.pending))
         assert abs(self.pending_s - sum(p.work_s for p in self.pending)) < 1e-6 * (1 + self.pending_s)
         assert self.pending or self.pending_s == 0.0

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left, insort
+from bisect import bisect_left
 from collections.abc import Iterable, Iterator
 from hashlib import blake2b
 
@@ -20,41 +20,67 @@ def session_hash(key: str) -> int:
     return int.from_bytes(blake2b(key.encode("utf-8", "surrogatepass"), digest_size=8).digest(), "big")
 
 
-class HashRing:
-    """Consistent hashing with virtual nodes. Adding or removing one of N replicas moves 1/N of the keys."""
+_REPLICA_BITS = 20
+"""Low bits of a point on the ring that number its replica; the others are its place, 44 bits of a hash."""
 
-    __slots__ = ("_points", "_vnodes")
+
+class HashRing:
+    """Consistent hashing with virtual nodes. Adding or removing one of N replicas moves 1/N of the keys.
+
+    A point is one integer, place and number of its replica, so that hundreds of thousands are sorted in no time.
+    """
+
+    __slots__ = ("_names", "_numbers", "_points", "_vnodes")
 
     def __init__(self, vnodes: int) -> None:
         self._vnodes = vnodes
-        self._points: list[tuple[int, ReplicaId]] = []
+        self._points: list[int] = []
+        self._names: list[ReplicaId] = []
+        self._numbers: dict[ReplicaId, int] = {}
 
     def add(self, replica: ReplicaId) -> None:
-        for point in self._of(replica):
-            insort(self._points, point)
+        self.fill([replica])
 
     def fill(self, replicas: Iterable[ReplicaId]) -> None:
         """Add many at once: sorted once, not inserted one by one."""
         for replica in replicas:
-            self._points += self._of(replica)
+            number = self._numbers.get(replica)
+            if number is None:
+                number = self._numbers[replica] = len(self._names)
+                self._names.append(replica)
+            self._points += self._of(replica, number)
         self._points.sort()
 
-    def _of(self, replica: ReplicaId) -> list[tuple[int, ReplicaId]]:
-        return [(session_hash(f"{replica}#{k}"), replica) for k in range(self._vnodes)]
+    def _of(self, replica: ReplicaId, number: int) -> list[int]:
+        """One hash gives eight points."""
+        points: list[int] = []
+        for k in range(0, self._vnodes, 8):
+            digest = blake2b(f"{replica}#{k}".encode("utf-8", "surrogatepass"), digest_size=64).digest()
+            for at in range(0, 8 * min(8, self._vnodes - k), 8):
+                place = int.from_bytes(digest[at : at + 8], "big")
+                points.append(place >> _REPLICA_BITS << _REPLICA_BITS | number)
+        return points
 
     def remove(self, replica: ReplicaId) -> None:
-        self._points = [p for p in self._points if p[1] != replica]
+        number = self._numbers.pop(replica)
+        mask = (1 << _REPLICA_BITS) - 1
+        self._points = [p for p in self._points if p & mask != number]
+        if len(self._names) > 2 * len(self._numbers) + 64:
+            kept = list(self._numbers)
+            self._points, self._names, self._numbers = [], [], {}
+            self.fill(kept)
 
     def walk(self, key_hash: int) -> Iterator[ReplicaId]:
         """Every replica once, in ring order from the key's place."""
-        points = self._points
-        start = bisect_left(points, (key_hash, ReplicaId("")))
-        seen: set[ReplicaId] = set()
+        points, names = self._points, self._names
+        mask = (1 << _REPLICA_BITS) - 1
+        start = bisect_left(points, key_hash)
+        seen: set[int] = set()
         for k in range(len(points)):
-            replica = points[(start + k) % len(points)][1]
-            if replica not in seen:
-                seen.add(replica)
-                yield replica
+            number = points[(start + k) % len(points)] & mask
+            if number not in seen:
+                seen.add(number)
+                yield names[number]
 
 
 class ModelPool:
@@ -64,6 +90,8 @@ class ModelPool:
         members: every replica that serves the model, up or down, in order of joining.
         eligible: those that may take requests in principle, read by policies; rebuilt at the first look after a
             change, so that thousands of replicas that join at once cost one rebuild and not one each.
+        penalty_min: the least penalty of those, whose share of traffic is the largest.
+        uneven: not all of them have the same share.
         idle: where its idle replicas stand, home first; one or two where all serve the same models.
         inflight: this pool's placements not yet released, count.
     """
@@ -77,7 +105,9 @@ class ModelPool:
         "inflight",
         "members",
         "model",
+        "penalty_min",
         "stats",
+        "uneven",
         "version",
     )
 
@@ -88,6 +118,8 @@ class ModelPool:
         self._eligible: list[ReplicaLedger] | None = []
         self.idle: list[IdleSet[ReplicaLedger]] = []
         self.inflight = 0
+        self.penalty_min = 1.0
+        self.uneven = False
         self.stats = ModelStats()
         self.version = 0
         self._ring_vnodes = ring_vnodes
@@ -130,6 +162,9 @@ class ModelPool:
             eligible = self._eligible = [s for s in self.members.values() if s.eligible]
             sets = {id(s.idle_set): s.idle_set for s in eligible if s.idle_set is not None}
             self.idle = sorted(sets.values(), key=_away)
+            penalties = [s.penalty for s in eligible]
+            self.penalty_min = min(penalties, default=1.0)
+            self.uneven = self.penalty_min < max(penalties, default=1.0)
             self.version += 1
         return eligible
 

@@ -20,6 +20,7 @@ from exaserve.domain.replica import ReplicaId, ReplicaSpec, Report
 from exaserve.domain.request import Outcome, RequestFacts, Usage
 from exaserve.scheduling.config import SchedulerConfig
 from exaserve.scheduling.explanation import Explanation, candidates
+from exaserve.scheduling.filters import fits, reach
 from exaserve.scheduling.ledger import ReplicaLedger
 from exaserve.scheduling.membership import Membership
 from exaserve.scheduling.peers import Peers
@@ -301,11 +302,13 @@ def _cut_to_fit(pool: ModelPool, facts: RequestFacts) -> RequestFacts | None:
     No waiting helps what fits nowhere. Its length is an estimate, and the engine knows better: it gets the request, and
     the client the engine's own answer, instead of a wait and 503.
     """
-    room = max((min(s.prompt_max - 1, s.kv.max or math.inf) for s in pool.eligible), default=math.inf)
     need = facts.prompt_tokens + facts.output_tokens
-    if facts.prompt_tokens <= room and not all(s.kv.max and need > s.kv.max for s in pool.eligible):
+    if any(reach(facts) <= s.context and fits(s, need) for s in pool.eligible):
         return None
+    room = max((min(s.context, s.kv.max or math.inf) for s in pool.eligible), default=math.inf)
     if math.isinf(room):
         return None
-    prompt = int(min(facts.prompt_tokens, room))
-    return replace(facts, prompt_tokens=prompt, output_tokens=int(max(0, min(facts.output_tokens, room - prompt))))
+    most = int(room)
+    prompt = min(facts.prompt_tokens, most - 1)
+    output = min(facts.output_tokens, most - prompt)
+    return replace(facts, prompt_tokens=prompt, output_tokens=output, total_tokens_max=min(reach(facts), most))

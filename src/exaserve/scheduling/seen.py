@@ -83,12 +83,17 @@ class Seen:
         self.seq, self.at = -1, -math.inf
         self.disbelieve()
 
-    def depth(self, own: int) -> int:
-        """Requests believed to wait for their first token, ``own`` of them known here."""
+    def depth(self, pending: int, assumed: int) -> int:
+        """Requests believed to wait for their first token.
+
+        Args:
+            pending / assumed: those known here that have shown no first token: by prediction they wait, or do not. The
+                engine knows better, so what a report shows waiting may be either.
+        """
         if self.waiting < 0:
-            return own
+            return pending
         # Nobody can be waiting but our own without a first token, and what others had waiting.
         depth = self.waiting + self.placed_since - self.progressed_since
-        most = own + self.foreign_waiting
+        most = pending + assumed + self.foreign_waiting
         depth = most if depth > most else depth  # noqa: FURB136  # min() and max() are calls
         return 0 if depth < 0 else depth  # noqa: FURB136

@@ -70,11 +70,11 @@ def inspect(request: Request, route: Route, estimator: Estimator) -> RequestFact
         prompt_tokens, prompt_bytes = token_ids, 0
     else:
         prompt_tokens, prompt_bytes = int(size / estimator.bytes_per_token(model)), size
-    bound = output = 0
+    total = output = 0
     if route.generates:
         limit = _first_int(body.max_completion_tokens, body.max_tokens, body.max_output_tokens)
         output = estimator.expected_output(model, limit)
-        bound = output if limit is None else limit
+        total = 0 if limit is None else prompt_tokens + limit
         if body.n is not None and type(body.n) is int and 1 < body.n <= _COUNT_MAX:
             output *= body.n
     # by position: naming the fields would cost a third of a microsecond
@@ -82,7 +82,7 @@ def inspect(request: Request, route: Route, estimator: Estimator) -> RequestFact
         model,
         prompt_tokens,
         output,
-        prompt_tokens + bound,
+        total,
         body.stream is True,
         _header_session(request) if request.session else _session(body),
         block_hashes(text),

@@ -14,17 +14,29 @@ from collections.abc import Collection
 from exaserve.domain.replica import ReplicaId
 from exaserve.domain.request import RequestFacts
 from exaserve.scheduling.filters import may_take
+from exaserve.scheduling.ledger import ReplicaLedger
 from exaserve.scheduling.policies.base import Pick, PolicyContext
 from exaserve.scheduling.policies.power_of_two import PowerOfTwo
 from exaserve.scheduling.pool import ModelPool, session_hash
 
 __all__ = ["ConsistentHash", "Hybrid"]
 
+_MIX = 0x9E37_79B9_7F4A_7C15
+"""Odd 64-bit constant of Fibonacci hashing."""
+
 
 def _key_hash(facts: RequestFacts) -> int | None:
     if facts.session is not None:
         return session_hash(facts.session)
     return facts.prefix[0] & 0xFFFF_FFFF_FFFF_FFFF if facts.prefix else None
+
+
+def _is_home(key: int, ledger: ReplicaLedger, pool: ModelPool) -> bool:
+    """A replica with a share of its equals' traffic keeps that share of its sessions, always the same ones."""
+    if not pool.uneven:
+        return True
+    place = (key ^ session_hash(ledger.id)) * _MIX & 0xFFFF_FFFF_FFFF_FFFF
+    return place * ledger.penalty <= pool.penalty_min * 2.0**64
 
 
 class ConsistentHash:
@@ -46,6 +58,8 @@ class ConsistentHash:
         bound = math.ceil(self._bound * mean)
         for replica in pool.ring.walk(key):
             ledger = pool.members[replica]
+            if not _is_home(key, ledger, pool):
+                continue
             if ledger.eligible and replica not in exclude and ledger.inflight < bound and may_take(ledger, facts):
                 return Pick(ledger, 0.0, 0)
         return self._fallback.pick(pool, facts, now, exclude)
@@ -68,6 +82,8 @@ class Hybrid:
             return other
         for replica in pool.ring.walk(key):
             home = pool.members[replica]
+            if not _is_home(key, home, pool):
+                continue
             if not home.eligible or replica in exclude or not may_take(home, facts):
                 continue
             if home.inflight <= self._bound * (other.ledger.inflight + 1):

@@ -14,7 +14,7 @@ from collections.abc import Collection, Sequence
 from exaserve.domain.replica import ReplicaId
 from exaserve.domain.request import RequestFacts
 from exaserve.scheduling.entropy import cost
-from exaserve.scheduling.filters import fits
+from exaserve.scheduling.filters import fits, reach
 from exaserve.scheduling.ledger import ReplicaLedger
 from exaserve.scheduling.policies.base import Pick, PolicyContext
 from exaserve.scheduling.pool import ModelPool
@@ -80,11 +80,12 @@ class Entropy:
         tie_s, keep, keep_idle = self._tie_s, self._keep, self._keep_idle
         tokens = chosen = prompt = float(facts.prompt_tokens) or 1.0
         need = facts.prompt_tokens + facts.output_tokens
+        reached = reach(facts)
         best: ReplicaLedger | None = None
         second: ReplicaLedger | None = None
         least = below = math.inf
         for ledger in ledgers:
-            if not ledger.room or (exclude and ledger.id in exclude):
+            if not ledger.room or reached > ledger.context or (exclude and ledger.id in exclude):
                 continue
             if held:
                 tokens = prompt
@@ -101,7 +102,7 @@ class Entropy:
                 work += max(0.0, ledger.foreign_s - (now - ledger.seen.at))
             work = work * ledger.penalty + ledger.extra_s
             if need > ledger.need_free:
-                if not fits(ledger, facts):
+                if not fits(ledger, need):
                     continue
                 work = cost(ledger, facts, prompt - tokens, now)
             if work < below:

@@ -16,15 +16,16 @@ from exaserve.scheduling.pool import ModelPool
 
 __all__ = ["LeastLoaded", "connections", "outstanding_tokens", "weighted_connections"]
 
-Load = Callable[[ReplicaLedger, PolicyContext], float]
+Load = Callable[[ReplicaLedger, RequestFacts, PolicyContext], float]
+"""Load with the request there, over the replica's share of traffic."""
 
 
-def connections(ledger: ReplicaLedger, context: PolicyContext) -> float:
+def connections(ledger: ReplicaLedger, facts: RequestFacts, context: PolicyContext) -> float:
     """Requests in flight there that this gateway placed."""
-    return ledger.inflight
+    return (ledger.inflight + 1) * ledger.penalty
 
 
-def weighted_connections(ledger: ReplicaLedger, context: PolicyContext) -> float:
+def weighted_connections(ledger: ReplicaLedger, facts: RequestFacts, context: PolicyContext) -> float:
     """Connections over a capacity weight that falls with KV use and foreign load (E1)."""
     seen = ledger.seen
     if not seen.fresh or seen.report is None or seen.report.kv_use is None:
@@ -35,9 +36,9 @@ def weighted_connections(ledger: ReplicaLedger, context: PolicyContext) -> float
     return (ledger.inflight + foreign + 1) * ledger.penalty / kv_free
 
 
-def outstanding_tokens(ledger: ReplicaLedger, context: PolicyContext) -> float:
+def outstanding_tokens(ledger: ReplicaLedger, facts: RequestFacts, context: PolicyContext) -> float:
     """Prompt and expected output tokens of what this gateway has in flight there."""
-    return ledger.kv.own
+    return (ledger.kv.own + facts.prompt_tokens + facts.output_tokens + 1) * ledger.penalty
 
 
 class LeastLoaded:
@@ -51,7 +52,7 @@ class LeastLoaded:
         ledgers = drawn(self._context, pool, facts, exclude)
         if not ledgers:
             return None
-        loads = [self._load(s, self._context) for s in ledgers]
+        loads = [self._load(s, facts, self._context) for s in ledgers]
         least = min(loads)
         ties = [s for s, load in zip(ledgers, loads, strict=True) if load == least]
         self._context.turn += 1

@@ -1,5 +1,5 @@
 # compiled
-"""Random: any allowed replica, equally likely."""
+"""Random: any allowed replica, as likely as its share of traffic says."""
 
 from __future__ import annotations
 
@@ -21,4 +21,9 @@ class RandomChoice:
 
     def pick(self, pool: ModelPool, facts: RequestFacts, now: float, exclude: Collection[ReplicaId]) -> Pick | None:
         ledgers = drawn(self._context, pool, facts, exclude)
-        return Pick(self._context.rng.choice(ledgers), 0.0, 0) if ledgers else None
+        if not ledgers:
+            return None
+        rng = self._context.rng
+        if pool.uneven:
+            return Pick(rng.choices(ledgers, [1.0 / each.penalty for each in ledgers])[0], 0.0, 0)
+        return Pick(rng.choice(ledgers), 0.0, 0)
