@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import signal
 import socket
-import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -14,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import msgspec
 import typer
 
+from exaserve.cli.daemon import ConfigFile, LogLevel, stderr_log
 from exaserve.config import (
     Cluster,
     NodeEntry,
@@ -39,9 +39,7 @@ __all__ = ["agent"]
 
 
 def agent(
-    config: Annotated[
-        Path | None, typer.Option("--config", "-c", metavar="FILE", help="Cluster file; flags win over what it says.")
-    ] = None,
+    config: ConfigFile = None,
     node: Annotated[
         str | None, typer.Option(help="Which of the file's nodes this is. [the one with this host's name or address]")
     ] = None,
@@ -65,7 +63,7 @@ def agent(
         Path | None, typer.Option(metavar="FILE", help="API key of the engines, for probes and samples.")
     ] = None,
     state_dir: Annotated[Path | None, typer.Option(metavar="DIR", help="Where logs and caches of engines are.")] = None,
-    log_level: Annotated[str, typer.Option(help="debug, info, warning or error.")] = "info",
+    log_level: LogLevel = "info",
 ) -> None:
     """Start this node's engines, watch and measure them, and tell every gateway.
 
@@ -174,19 +172,8 @@ def _run(
 ) -> None:
     import uvloop
 
-    from exaserve.observe import EventLog, LineSink
-    from exaserve.observe.log import LEVELS
-
-    if log_level not in LEVELS:
-        raise ConfigError(f"--log-level: {log_level!r} is none of {', '.join(LEVELS)}", param="--log-level")
-    sink = LineSink(sys.stderr)
-    try:
-        log = EventLog(sink, level=log_level)
-        for remark in remarks:
-            log.warning("config_remark", remark=remark)
+    with stderr_log(log_level, remarks) as log:
         uvloop.run(_serve(cluster, nodes, log, load))
-    finally:
-        sink.close()
 
 
 async def _serve(

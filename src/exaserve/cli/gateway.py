@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import sys
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -11,6 +10,7 @@ import msgspec
 import typer
 
 from exaserve import __version__
+from exaserve.cli.daemon import ConfigFile, LogLevel, stderr_log
 from exaserve.cli.form import form
 from exaserve.config import (
     Cluster,
@@ -34,9 +34,7 @@ def gateway(
         list[str] | None,
         typer.Option("--replica", "-r", metavar="URL", help="A replica, as http://host:port. Repeat for more."),
     ] = None,
-    config: Annotated[
-        Path | None, typer.Option("--config", "-c", metavar="FILE", help="Cluster file; flags win over what it says.")
-    ] = None,
+    config: ConfigFile = None,
     host: Annotated[str | None, typer.Option(help="Address to listen on; 0.0.0.0 for all. [127.0.0.1]")] = None,
     port: Annotated[
         int | None, typer.Option(min=0, max=65535, help="Port to listen on, 0 for a free one. [8000]")
@@ -78,7 +76,7 @@ def gateway(
     reuse_port: Annotated[
         bool, typer.Option("--reuse-port", help="Let several gateways on this machine share the port.")
     ] = False,
-    log_level: Annotated[str, typer.Option(help="debug, info, warning or error.")] = "info",
+    log_level: LogLevel = "info",
 ) -> None:
     """Put one OpenAI-compatible endpoint in front of replicas.
 
@@ -183,18 +181,8 @@ def _run(cluster: Cluster, load: Any, options: dict[str, Any], log_level: str, r
     import uvloop
 
     from exaserve.gateway.app import serve
-    from exaserve.observe import EventLog, LineSink
-    from exaserve.observe.log import LEVELS
 
-    if log_level not in LEVELS:
-        raise ConfigError(f"--log-level: {log_level!r} is none of {', '.join(LEVELS)}", param="--log-level")
-    sink = LineSink(sys.stderr)
-    try:
-        log = EventLog(sink, level=log_level)
-        for remark in remarks:
-            log.warning("config_remark", remark=remark)
+    with stderr_log(log_level, remarks) as log:
         plain = "a request costs about half as much CPU again as where pip finds a C compiler"
         log.info("started", version=__version__, form=form(), note=plain if form() == "plain" else None)
         uvloop.run(serve(cluster, log=log, load=load, **options))
-    finally:
-        sink.close()

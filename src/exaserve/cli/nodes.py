@@ -10,11 +10,14 @@ import typer
 from exaserve.config import read_environment, read_secret
 from exaserve.domain.errors import ConfigError, ExaServeError
 
-__all__ = ["AdminUrl", "Target", "TokenFile", "plain", "send_verb"]
+__all__ = ["AdminUrl", "DrainS", "Target", "TokenFile", "plain", "send_verb"]
 
 Target = Annotated[str, typer.Argument(metavar="NODE[/REPLICA]", help="A node, or one of its replicas (node3/r0).")]
 AdminUrl = Annotated[str | None, typer.Option("--admin-url", help="A gateway's admin API. [http://127.0.0.1:8900]")]
 TokenFile = Annotated[Path | None, typer.Option("--admin-token-file", metavar="FILE", help="Its bearer token.")]
+DrainS = Annotated[
+    float | None, typer.Option("--drain", min=0, help="Seconds to wait for requests in flight. [agents.drain]")
+]
 _TIMEOUT_S = 15.0
 
 

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
 import typer
 
-from exaserve.cli.nodes import AdminUrl, Target, TokenFile, send_verb
+from exaserve.cli.nodes import AdminUrl, DrainS, Target, TokenFile, send_verb
 
 __all__ = ["stop"]
 
 
 def stop(
     target: Target,
-    drain_s: Annotated[
-        float | None, typer.Option("--drain", min=0, help="Seconds to wait for requests in flight. [agents.drain]")
-    ] = None,
+    drain_s: DrainS = None,
     admin_url: AdminUrl = None,
     admin_token_file: TokenFile = None,
 ) -> None:

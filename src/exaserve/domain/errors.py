@@ -7,7 +7,6 @@
     ├── ClientError                   client     400     no
     │   ├── BadFraming                client     400     no      (connection closes)
     │   ├── InvalidBody               client     400     no
-    │   ├── Unauthorized              client     401     no
     │   ├── ModelNotFound             client     404     no
     │   ├── RouteNotFound             client     404     no
     │   ├── MethodNotAllowed          client     405     no
@@ -57,7 +56,6 @@ __all__ = [
     "RouteNotFound",
     "ShuttingDown",
     "SlowClient",
-    "Unauthorized",
 ]
 
 Fault = Literal["client", "operator", "gateway", "replica"]
@@ -109,12 +107,6 @@ class BadFraming(ClientError):
 
 class InvalidBody(ClientError):
     code = "invalid_body"
-
-
-class Unauthorized(ClientError):
-    status = 401
-    code = "invalid_api_key"
-    type = "authentication_error"
 
 
 class ModelNotFound(ClientError):
