@@ -8,6 +8,7 @@ from exaserve.calibrate.judge import (
     fit_profile,
     median_error,
     model_kv_bytes,
+    not_steady,
     predict,
 )
 from exaserve.calibrate.measure import Measurements, Measurer, decode_point
@@ -26,5 +27,6 @@ __all__ = [
     "fit_profile",
     "median_error",
     "model_kv_bytes",
+    "not_steady",
     "predict",
 ]

@@ -13,10 +13,21 @@ from exaserve.domain.errors import ConfigError
 from exaserve.perfmodel import Calibration, find_model, kv_bytes_per_token
 from exaserve.perfmodel.fitting import Estimate, Fit, ProbePoint, Refusal, fit_decode, fit_kv, fit_prefill, fit_weights
 
-__all__ = ["GOOD_SHARE", "Prediction", "evidence", "fit_profile", "median_error", "model_kv_bytes", "predict"]
+__all__ = [
+    "GOOD_SHARE",
+    "Prediction",
+    "evidence",
+    "fit_profile",
+    "median_error",
+    "model_kv_bytes",
+    "not_steady",
+    "predict",
+]
 
 GOOD_SHARE = 0.10
 """Median relative error of a profile that predicts well enough."""
+UNSTEADY_SHARE = 0.05
+"""A batch whose mean step is longer than the typical one by more was disturbed; a quarter of them is worth a word."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +114,7 @@ def evidence(m: Measurements, fits: dict[str, Fit]) -> dict[str, Any]:
                 "kv_tokens": round(p.kv_tokens),
                 "step_s": round(p.step_s, 7),
                 "steps": p.steps,
+                "unsteady": round(p.unsteady, 3),
                 "kv_used": None if math.isnan(p.kv_used) else round(p.kv_used),
             }
             for p in m.decode
@@ -113,6 +125,18 @@ def evidence(m: Measurements, fits: dict[str, Fit]) -> dict[str, Any]:
             name: None if math.isnan(fit.residual_share) else round(fit.residual_share, 4) for name, fit in fits.items()
         },
     }
+
+
+def not_steady(m: Measurements) -> str:
+    """What to say of a replica that was slower now and then than it usually is; "" of a steady one."""
+    batches = [p.unsteady for p in m.decode if p.unsteady > UNSTEADY_SHARE]
+    if len(batches) * 4 < len(m.decode) or not batches:
+        return ""
+    longer = f"{min(batches):.0%} to {max(batches):.0%}"
+    return (
+        f"the replica was not steady: in {len(batches)} of {len(m.decode)} batches the mean step was {longer} longer "
+        "than the typical one, which the profile has; look for other work on the machine"
+    )
 
 
 def predict(profile: Calibration, m: Measurements) -> list[Prediction]:

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import math
+import re
+import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import httpx
 
 from exaserve.bench import BodyRenderer, Ending, LoadClient, LoadConfig, LoadPlan, PlannedRequest, Record
 from exaserve.calibrate.design import BatchRun, Design, ProbeRun, design_runs
+from exaserve.domain.errors import ConfigError
 from exaserve.engines import parse
 from exaserve.engines.exposition import label
 from exaserve.perfmodel.fitting import DecodePoint, PrefillPoint
@@ -22,6 +26,9 @@ __all__ = ["Measurements", "Measurer", "decode_point"]
 WATCH_PERIOD_S = 0.1
 REQUEST_TIMEOUT_S = 300.0
 IDLE_WAIT_S = 30.0
+STRETCHES_MAX, STRETCH_EVENTS_MIN = 16, 4
+_GATEWAY = re.compile(rb"^exaserve_(?:replica_inflight|requests_in_flight|queue_depth)\b", re.MULTILINE)
+MEASUREMENTS_KIND = "exaserve-measurements"
 _GOLDEN = 0x9E3779B97F4A7C15
 
 
@@ -46,14 +53,38 @@ class Measurements:
     model: str = ""
     engine: str = ""
 
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON, to be fitted again later."""
+        return {"kind": MEASUREMENTS_KIND, **asdict(self)}
+
+    @classmethod
+    def from_dict(cls, document: dict[str, Any]) -> Measurements:
+        """What :meth:`as_dict` wrote. ConfigError for anything else."""
+        if document.get("kind") != MEASUREMENTS_KIND:
+            raise ConfigError("these are no measurements of exaserve calibrate")
+        try:
+            values = {name: value for name, value in document.items() if name != "kind"}
+            values["prefill"] = [PrefillPoint(**point) for point in values["prefill"]]
+            values["decode"] = [DecodePoint(**point) for point in values["decode"]]
+            values["probes"] = [tuple(map(float, probe)) for probe in values["probes"]]
+            return cls(**values)
+        except (KeyError, TypeError, ValueError) as error:
+            raise ConfigError(f"the measurements are damaged: {type(error).__name__}: {error}") from None
+
 
 def decode_point(records: Sequence[Record], kv_used: float = math.nan) -> DecodePoint | None:
-    """The steady part of a batch: from the last first token to the first last one. None where there is hardly any."""
+    """The steady part of a batch: from the last first token to the first last one. None where there is hardly any.
+
+    The step is the median over stretches of the window, so that a replica that stands still now and then (other work,
+    clocks that fall) does not pass for a slower one; by how much its mean is longer is told beside it.
+    """
     if not records or any(r.verdict is not Ending.OK or len(r.token_s) < 2 for r in records):
         return None
     begin = max(r.token_s[0] for r in records)
     end = min(r.token_s[-1] for r in records)
-    steps, context = [], 0.0
+    steps: list[float] = []
+    stretches: list[float] = []
+    context = 0.0
     fewest = math.inf
     for record in records:
         inside = [at for at in record.token_s if begin <= at <= end]
@@ -63,12 +94,21 @@ def decode_point(records: Sequence[Record], kv_used: float = math.nan) -> Decode
         per_event = record.tokens / len(record.token_s)
         count = (len(inside) - 1) * per_event
         steps.append((inside[-1] - inside[0]) / count)
+        stretches += _stretches(inside, per_event)
         before = sum(at < begin for at in record.token_s) * per_event
         prompt = record.prompt_tokens if record.prompt_seen is None else record.prompt_seen
         context += prompt + before + 1.0 + count / 2.0
         fewest = min(fewest, count)
-    mean = math.fsum(steps) / len(steps)
-    return DecodePoint(len(records), context, mean, int(fewest), kv_used)
+    mean, typical = math.fsum(steps) / len(steps), statistics.median(stretches)
+    return DecodePoint(len(records), context, typical, int(fewest), kv_used, max(0.0, mean / typical - 1.0))
+
+
+def _stretches(times: Sequence[float], per_event: float) -> list[float]:
+    """Mean step within each stretch of at least four events, at most sixteen of them."""
+    gaps = len(times) - 1
+    count = min(STRETCHES_MAX, max(1, gaps // STRETCH_EVENTS_MIN))
+    ends = [i * gaps // count for i in range(count + 1)]
+    return [(times[b] - times[a]) / ((b - a) * per_event) for a, b in itertools.pairwise(ends)]
 
 
 class Measurer:
@@ -94,13 +134,18 @@ class Measurer:
         self.design = design
         self.headers = dict(headers or {})
         self.out = Measurements()
-        self._say = say or (lambda _text, _share: None)
+        self.say = say or (lambda _text, _share: None)
         self._number = seed * 1_000_003
         self._series: list[dict[str, Any]] = []
         self._watch: asyncio.Task[None] | None = None
 
     async def run(self, *, probes: bool = True) -> Measurements:
-        """All runs, one after the other. httpx.HTTPError where the replica does not answer at all."""
+        """All runs, one after the other; what is measured stands in ``out`` as soon as it is.
+
+        Raises:
+            httpx.HTTPError: the replica does not answer at all.
+            ConfigError: it is a gateway.
+        """
         async with httpx.AsyncClient(timeout=5.0, headers=self.headers) as client:
             await self._facts(client)
             prompts, batches, probe_runs = design_runs(self.design, self.out.limits)
@@ -110,15 +155,15 @@ class Measurer:
             try:
                 total = len(prompts) + len(batches) + len(probe_runs) + 1
                 for done, tokens in enumerate(prompts):
-                    self._say(f"lone prompts of {tokens:,} tokens", done / total)
+                    self.say(f"lone prompts of {tokens:,} tokens", done / total)
                     await self._lone(tokens)
                 for done, batch in enumerate(batches, len(prompts)):
-                    self._say(f"{batch.sequences} sequences at {batch.prompt_tokens:,} tokens", done / total)
+                    self.say(f"{batch.sequences} sequences at {batch.prompt_tokens:,} tokens", done / total)
                     await self._batch(batch)
                 if probe_runs:
                     alone_s = await self._alone()
                     for done, probe in enumerate(probe_runs, len(prompts) + len(batches)):
-                        self._say(f"probes beside {probe.background.sequences} sequences", done / total)
+                        self.say(f"probes beside {probe.background.sequences} sequences", done / total)
                         await self._probe(probe, alone_s)
             finally:
                 self._watch.cancel()
@@ -135,6 +180,8 @@ class Measurer:
         if isinstance(length, int):
             limits["max_model_len"] = length
         text = await self._exposition(client)
+        if _GATEWAY.search(text):
+            raise ConfigError(f"{self.url} is a gateway: name one of its replicas itself")
         found = parse(text)
         self.out.engine = found.engine
         if found.values.get("kv_tokens_max"):
@@ -209,6 +256,8 @@ class Measurer:
             if record.verdict is not Ending.OK or record.ttft_sent_s is None:
                 self.out.dropped.append(f"lone prompt of {tokens} tokens: {record.error or record.status}")
                 continue
+            if record.replica:
+                raise ConfigError(f"{self.url} passes requests on to {record.replica}: name that replica's own address")
             computed = (record.prompt_tokens if record.prompt_seen is None else record.prompt_seen) - (
                 record.cached_seen or 0
             )
@@ -225,8 +274,11 @@ class Measurer:
         if bad:
             self.out.dropped.append(f"{name}: {len(bad)} failed ({bad[0].error}, status {bad[0].status})")
             return
-        begin = start + max(r.token_s[0] for r in records if r.token_s)
-        end = start + min(r.token_s[-1] for r in records if r.token_s)
+        if any(r.in_one_piece for r in records):
+            self.out.dropped.append(f"{name}: answers came in one piece, not token by token")
+            return
+        begin = start + max(r.token_s[0] for r in records)
+        end = start + min(r.token_s[-1] for r in records)
         running, waiting = self._within(begin, end, "running"), self._within(begin, end, "waiting")
         if waiting and max(waiting) > 0:
             self.out.dropped.append(f"{name}: {max(waiting):.0f} waited, the engine runs fewer at once")

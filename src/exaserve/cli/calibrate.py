@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import math
 import time
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import httpx
 import typer
 import yaml
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
-from rich.table import Table
 from rich.text import Text
 
 from exaserve.bench import BodyRenderer
@@ -28,83 +29,120 @@ from exaserve.calibrate import (
     fit_profile,
     median_error,
     model_kv_bytes,
+    not_steady,
     predict,
 )
+from exaserve.cli.flags import ApiKey, command
+from exaserve.cli.outputs import check_writable, write_text
+from exaserve.cli.tables import Cell, Column, print_table
 from exaserve.config import load_profile
 from exaserve.domain.errors import ConfigError
 from exaserve.perfmodel import Calibration, calibration_document
+from exaserve.report import number
 
 __all__ = ["calibrate"]
 
-Url = Annotated[str, typer.Argument(help="One replica itself, such as http://node1:8001; not a gateway.")]
-Output = Annotated[Path, typer.Option("--output", "-o", help="Profile to write.")]
-Check = Annotated[Path | None, typer.Option(help="Say how well this profile predicts a fresh run; writes nothing.")]
-Prompts = Annotated[str, typer.Option(help="Lengths of lone prompts, tokens.")]
-Batches = Annotated[str, typer.Option(help="Sequences at once.")]
-Contexts = Annotated[str, typer.Option(help="Prompt lengths of the batches, tokens.")]
-Repeats = Annotated[int, typer.Option(help="Runs of each lone prompt that count.")]
-Steps = Annotated[int, typer.Option(help="Decode steps measured of each batch.")]
-Probes = Annotated[bool, typer.Option(help="Measure the weights of the literal score too.")]
-ModelShape = Annotated[str, typer.Option(help="Model whose published shape gives KV bytes per token.")]
-KvCacheGib = Annotated[float, typer.Option(help="KV cache memory of all ranks, by the engine's log.")]
-MaxNumSeqs = Annotated[int, typer.Option(help="Sequences the engine runs at once, if you know it.")]
-TokenBudget = Annotated[int, typer.Option(help="Tokens the engine computes per step, if you know it.")]
-ApiKey = Annotated[str, typer.Option(envvar="EXASERVE_API_KEY", show_envvar=True, help="Sent as bearer token.")]
-Seed = Annotated[int, typer.Option(help="Other seeds, other prompts; an engine caches those it has seen.")]
+
+@dataclass(frozen=True, kw_only=True)
+class CalibrateOptions:
+    """The command's options, as given."""
+
+    url: Annotated[
+        str, typer.Argument(help="One replica itself, such as http://node1:8001; not a gateway. None with --fit.")
+    ] = ""
+    output: Annotated[Path, typer.Option("--output", "-o", help="Profile to write.")] = Path("profile.yaml")
+    check: Annotated[
+        Path | None, typer.Option(help="Say how well this profile predicts a fresh run; writes nothing.")
+    ] = None
+    fit: Annotated[
+        Path | None, typer.Option(help="Measure nothing: fit the measurements that an interrupted run has kept.")
+    ] = None
+    prompts: Annotated[str, typer.Option(help="Lengths of lone prompts, tokens.")] = "128,512,2048,8192"
+    batches: Annotated[str, typer.Option(help="Sequences at once.")] = "1,4,16,64"
+    contexts: Annotated[str, typer.Option(help="Prompt lengths of the batches, tokens.")] = "128,2048,8192"
+    repeats: Annotated[int, typer.Option(min=1, help="Runs of each lone prompt that count.")] = 5
+    steps: Annotated[int, typer.Option(min=16, help="Decode steps measured of each batch.")] = 64
+    probes: Annotated[bool, typer.Option(help="Measure the weights of the literal score too.")] = True
+    model_shape: Annotated[str, typer.Option(help="Model whose published shape gives KV bytes per token.")] = ""
+    kv_cache_gib: Annotated[float, typer.Option(min=0, help="KV cache memory of all ranks, by the engine's log.")] = 0.0
+    max_num_seqs: Annotated[int, typer.Option(min=0, help="Sequences the engine runs at once, if you know it.")] = 0
+    token_budget: Annotated[int, typer.Option(min=0, help="Tokens the engine computes per step, if you know it.")] = 0
+    api_key: ApiKey = ""
+    seed: Annotated[int, typer.Option(help="Other seeds, other prompts; an engine caches those it has seen.")] = 0
 
 
-def calibrate(
-    url: Url,
-    output: Output = Path("profile.yaml"),
-    check: Check = None,
-    prompts: Prompts = "128,512,2048,8192",
-    batches: Batches = "1,4,16,64",
-    contexts: Contexts = "128,2048,8192",
-    repeats: Repeats = 5,
-    steps: Steps = 64,
-    probes: Probes = True,
-    model_shape: ModelShape = "",
-    kv_cache_gib: KvCacheGib = 0.0,
-    max_num_seqs: MaxNumSeqs = 0,
-    token_budget: TokenBudget = 0,
-    api_key: ApiKey = "",
-    seed: Seed = 0,
-) -> None:
+def _calibrate(options: CalibrateOptions) -> None:
     """Measure one replica alone and write the profile that scheduler, emulator, simulator and planner load.
 
     Lone prompts give the prefill rate and its quadratic part, steady batches the cost of a decode step, the engine's
     own metrics its cache. Each constant comes with its standard error; one that the runs do not carry is refused, with
-    the runs that are missing. Exit code: 0 written (or predicts well), 1 prefill rate or decode step were refused (or
-    the profile predicts badly), 2 wrong options.
+    the runs that are missing. What has been measured is kept, even if the run is interrupted. Exit code: 0 written (or
+    predicts well), 1 prefill rate or decode step were refused (or the profile predicts badly), 2 wrong options.
     """
+    o = options
     console = Console()
-    known = load_profile(check) if check is not None else None
+    known = load_profile(o.check) if o.check is not None else None
+    if bool(o.url) == (o.fit is not None):
+        raise ConfigError("name one replica's URL to measure, or --fit FILE to fit what is measured")
+    if known is None:
+        check_writable(o.output, "--output")
+    if o.model_shape and not model_kv_bytes(o.model_shape):
+        raise ConfigError(f"--model-shape: {o.model_shape!r} is not in the table of models")
     design = Design(
-        prompts=_numbers("--prompts", prompts),
-        batches=_numbers("--batches", batches),
-        contexts=_numbers("--contexts", contexts),
-        repeats=max(1, repeats),
-        steps=max(16, steps),
+        prompts=_numbers("--prompts", o.prompts),
+        batches=_numbers("--batches", o.batches),
+        contexts=_numbers("--contexts", o.contexts),
+        repeats=o.repeats,
+        steps=o.steps,
     )
-    headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
-    measured = _measure(url, design, headers, console, seed or time.time_ns() % 1_000_003, probes and known is None)
-    if max_num_seqs:
-        measured.limits["max_num_seqs"] = max_num_seqs
-    if token_budget:
-        measured.limits["token_budget"] = token_budget
-    _add_kv_bytes(measured, model_shape, kv_cache_gib)
-    for line in measured.dropped:
-        console.print(f"left out: {line}", style="yellow", highlight=False)
+    if o.fit is not None:
+        measured = _read_measurements(o.fit)
+        raise typer.Exit(_finish(console, o, known, measured))
+    kept = o.output.with_name(f"{o.output.name}.measured.json")
+    measurer = _prepare(o, design, console, with_probes=o.probes and known is None)
+    done = False
+    try:
+        _measure(measurer, console, with_probes=o.probes and known is None)
+        code = _finish(console, o, known, measurer.out)
+        done = True
+    finally:
+        if not done and (measurer.out.prefill or measurer.out.decode):
+            write_text(kept, json.dumps(measurer.out.as_dict()) + "\n", "--output")
+            console.print(f"what was measured is kept in {kept}; calibrate --fit fits it", style="yellow")
+    raise typer.Exit(code)
+
+
+calibrate = command("calibrate", CalibrateOptions, _calibrate)
+
+
+def _finish(console: Console, o: CalibrateOptions, known: Calibration | None, measured: Measurements) -> int:
+    """From measurements to the profile (or to how well one predicts them)."""
+    for name, value in (("max_num_seqs", o.max_num_seqs), ("token_budget", o.token_budget)):
+        if value:
+            measured.limits[name] = value
+    _add_kv_bytes(measured, o.model_shape, o.kv_cache_gib)
+    for line in [*(f"left out: {each}" for each in measured.dropped), not_steady(measured)]:
+        if line:
+            console.print(line, style="yellow", highlight=False, markup=False)
     if known is not None:
-        raise typer.Exit(_show_check(console, known, predict(known, measured)))
+        return _show_check(console, known, predict(known, measured))
     date = time.strftime("%Y-%m-%d", time.gmtime())
-    profile, fits = fit_profile(measured, date, with_weights=probes)
+    profile, fits = fit_profile(measured, date, with_weights=o.probes)
     document = calibration_document(profile, evidence(measured, fits))
-    output.write_text(yaml.safe_dump(document, sort_keys=False, allow_unicode=True, width=110))
+    write_text(o.output, yaml.safe_dump(document, sort_keys=False, allow_unicode=True, width=110), "--output")
     _show(console, profile)
-    console.print(f"written to {output}; use it with profile: {output.name} in a pool of the cluster file")
-    needed = profile.value("prefill_tokens_per_s") and profile.value("decode_fixed_s")
-    raise typer.Exit(0 if needed else 1)
+    console.print(f"written to {o.output}; use it with profile: {o.output.name} in a pool of the cluster file")
+    return 0 if profile.value("prefill_tokens_per_s") and profile.value("decode_fixed_s") else 1
+
+
+def _read_measurements(path: Path) -> Measurements:
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, ValueError) as error:
+        raise ConfigError(f"--fit: {path}: {error}", param="--fit") from None
+    if not isinstance(document, dict):
+        raise ConfigError(f"--fit: {path} holds no measurements", param="--fit")
+    return Measurements.from_dict(document)
 
 
 def _numbers(name: str, text: str) -> tuple[int, ...]:
@@ -117,13 +155,10 @@ def _numbers(name: str, text: str) -> tuple[int, ...]:
     return values
 
 
-def _measure(
-    url: str, design: Design, headers: dict[str, str], console: Console, seed: int, probes: bool
-) -> Measurements:
-    import uvloop
-
-    if "://" not in url:
-        url = f"http://{url}"
+def _prepare(o: CalibrateOptions, design: Design, console: Console, *, with_probes: bool) -> Measurer:
+    """Asks the replica for its model and how long prompts are to it. ConfigError where it does not answer."""
+    headers = {"authorization": f"Bearer {o.api_key}"} if o.api_key else {}
+    url = o.url if "://" in o.url else f"http://{o.url}"
     root = url.rstrip("/").removesuffix("/v1")
     try:
         models = httpx.get(f"{root}/v1/models", headers=headers, timeout=10.0).raise_for_status().json()["data"]
@@ -131,19 +166,26 @@ def _measure(
     except (httpx.HTTPError, httpx.InvalidURL, ValueError, KeyError, IndexError, TypeError) as error:
         raise ConfigError(f"{root}: {str(error) or type(error).__name__}; is the replica up?") from None
     lengths = _lengths(root, model, headers, design)
-    console.print(f"{model} at {root}; prompt lengths {lengths.how}", highlight=False)
+    runs = "lone prompts, batches" + (" and probes" if with_probes else "")
+    console.print(f"{model} at {root}; {runs}; prompt lengths {lengths.how}", highlight=False)
     # Completions: no chat template between the words and their number.
     renderer = BodyRenderer(model, path="/v1/completions", words=lengths.words)
+    return Measurer(root, renderer, design, headers, seed=o.seed or time.time_ns() % 1_000_003)
+
+
+def _measure(measurer: Measurer, console: Console, *, with_probes: bool) -> None:
+    import uvloop
+
     columns = (TextColumn("{task.description:<44}"), BarColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
         task = bar.add_task("starting", total=1.0)
-        measurer = Measurer(
-            root, renderer, design, headers, lambda text, done: bar.update(task, description=text, completed=done), seed
-        )
+        measurer.say = lambda text, done: bar.update(task, description=text, completed=done)
         try:
-            return uvloop.run(measurer.run(probes=probes))
-        except (httpx.HTTPError, asyncio.CancelledError) as error:
-            raise ConfigError(f"{root}: {str(error) or type(error).__name__}") from None
+            uvloop.run(measurer.run(probes=with_probes))
+        except httpx.HTTPError as error:
+            raise ConfigError(f"{measurer.url}: {str(error) or type(error).__name__}") from None
+        except asyncio.CancelledError:
+            raise KeyboardInterrupt from None
 
 
 def _lengths(root: str, model: str, headers: dict[str, str], design: Design) -> Lengths:
@@ -161,8 +203,6 @@ def _add_kv_bytes(measured: Measurements, model_shape: str, kv_cache_gib: float)
         measured.kv_bytes_per_token = kv_cache_gib * 2**30 / measured.limits["kv_tokens_max"]
     elif model_shape:
         measured.kv_bytes_per_token = model_kv_bytes(model_shape)
-        if not measured.kv_bytes_per_token:
-            raise ConfigError(f"--model-shape: {model_shape!r} is not in the table of models")
     elif not measured.kv_bytes_per_token:
         measured.kv_bytes_per_token = model_kv_bytes(measured.model)
 
@@ -183,14 +223,13 @@ _TEXTS = {
 
 
 def _show(console: Console, profile: Calibration) -> None:
-    table = Table(title=f"{profile.model} on {profile.engine or 'an unknown engine'}", title_justify="left")
-    for name in ("", "value", "± standard error", "unit"):
-        table.add_column(name, justify="left" if name in ("", "unit") else "right", no_wrap=True)
+    columns = (Column("", left=True), Column("value"), Column("± standard error"), Column("unit", 1, left=True))
+    rows: list[list[Cell]] = []
     for name, estimate in {**profile.constants, **profile.weights}.items():
         text, factor, unit = _TEXTS[name]
         share = f" ({estimate.error / estimate.value:.1%})" if estimate.value else ""
-        table.add_row(text, f"{estimate.value * factor:,.4g}", f"{estimate.error * factor:,.2g}{share}", unit)
-    console.print(table)
+        rows.append([text, number(estimate.value * factor), f"{number(estimate.error * factor)}{share}", unit])
+    print_table(console, f"{profile.model} on {profile.engine or 'an unknown engine'}", columns, rows)
     for refusal in profile.refused:
         console.print(
             f"refused: {refusal.what}: {refusal.why}. Missing: {refusal.missing}", style="yellow", highlight=False
@@ -198,21 +237,17 @@ def _show(console: Console, profile: Calibration) -> None:
 
 
 def _show_check(console: Console, profile: Calibration, predictions: list[Prediction]) -> int:
-    table = Table(title=f"{profile.model}, measured {profile.date}, against a fresh run", title_justify="left")
-    for name in ("", "measured", "predicted", "off by"):
-        table.add_column(name, justify="right" if name else "left", no_wrap=True)
-    rows: list[tuple[Any, ...]] = [
-        (
+    columns = (Column("", left=True, wrap=True), Column("measured"), Column("predicted", 1), Column("off by"))
+    rows: list[list[Cell]] = [
+        [
             p.what,
-            f"{p.measured_s * 1e3:,.4g} ms",
-            f"{p.predicted_s * 1e3:,.4g} ms",
+            f"{number(p.measured_s * 1e3)} ms",
+            f"{number(p.predicted_s * 1e3)} ms",
             Text(f"{p.error:+.1%}", style="red" if abs(p.error) > 2 * GOOD_SHARE else ""),
-        )
+        ]
         for p in predictions
     ]
-    for row in rows:
-        table.add_row(*row)
-    console.print(table)
+    print_table(console, f"{profile.model}, measured {profile.date}, against a fresh run", columns, rows)
     off = median_error(predictions)
     if math.isnan(off):
         console.print("nothing to compare: the profile has neither prefill nor decode", style="bold yellow")

@@ -13,7 +13,7 @@ from exaserve.config.cluster import SCHEMA, Cluster, ClusterFile, NodeEntry, Poo
 from exaserve.config.convert import Reader
 from exaserve.config.document import TEXT_BYTES_MAX, Item, Problem, parse_document
 from exaserve.config.pool_checks import problem_at
-from exaserve.config.profile import with_profile, with_weights
+from exaserve.config.profile import profile_remarks, with_profile, with_weights
 from exaserve.config.spellings import own_spellings
 from exaserve.config.start import secret_remarks, start_problems
 from exaserve.domain.errors import ConfigError
@@ -53,7 +53,8 @@ def read_cluster(path: str | Path, *, to_start: bool = False) -> tuple[Cluster, 
     if any(pool.profile for pool in cluster.pools):
         pools = tuple(with_profile(pool, path.absolute().parent) for pool in cluster.pools)
         cluster = msgspec.structs.replace(cluster, pools=pools, scheduling=with_weights(cluster.scheduling, pools))
-    return cluster, [_line_of(each, str(path)) for each in remarks]
+    said = [f"{path}: {text}" for pool in cluster.pools for text in profile_remarks(pool)]
+    return cluster, [*(_line_of(each, str(path)) for each in remarks), *dict.fromkeys(said)]
 
 
 def parse_cluster(text: str | bytes, name: str = "cluster.yaml") -> Cluster:

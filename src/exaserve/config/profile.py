@@ -16,7 +16,7 @@ from exaserve.domain.errors import ConfigError
 from exaserve.perfmodel import Calibration, EngineProfile, parse_calibration, profile
 from exaserve.scheduling.config import SchedulerConfig
 
-__all__ = ["load_profile", "pool_engine_profile", "with_profile", "with_weights"]
+__all__ = ["load_profile", "pool_engine_profile", "profile_remarks", "with_profile", "with_weights"]
 
 _WEIGHTS = {"literal_kv_gb": "kv_gb", "literal_age_s": "kv_age_s", "literal_net_mb": "net_mb"}
 
@@ -61,6 +61,30 @@ def with_profile(pool: Pool, directory: Path) -> Pool:
         kv_tokens_max=pool.kv_tokens_max or found.limits.get("kv_tokens_max", 0),
         max_model_len=pool.max_model_len or found.limits.get("max_model_len", 0),
     )
+
+
+def profile_remarks(pool: Pool) -> list[str]:
+    """What is worth a thought of a pool's profile (by :func:`with_profile`): of another model, or without the constants
+    that only the simulator and the emulator cannot do without."""
+    if not pool.profile:
+        return []
+    found = load_profile(pool.profile)
+    file = Path(pool.profile).name
+    names = {_bare(name) for name in (pool.model, pool.served_name) if name}
+    remarks = [
+        f"profile: {file} has no {name}; the gateway learns it, but exaserve simulate and emulated replicas refuse "
+        "this file: measure again with the runs that it lists"
+        for name in ("prefill_tokens_per_s", "decode_fixed_s")
+        if not found.value(name)
+    ]
+    if found.model and names and _bare(found.model) not in names:
+        remarks.append(f"profile: {file} is of {found.model}, not of {pool.model or pool.served_name}")
+    return remarks
+
+
+def _bare(model: str) -> str:
+    """``meta-llama/Llama-3.1-8B`` and ``/models/llama-3.1-8b`` are one model."""
+    return model.rstrip("/").rsplit("/", 1)[-1].lower()
 
 
 def with_weights(scheduling: SchedulerConfig, pools: Sequence[Pool]) -> SchedulerConfig:

@@ -100,9 +100,10 @@ class DecodePoint:
     Attributes:
         sequences: decoding all the time.
         kv_tokens: sum of their contexts, mean over the window.
-        step_s: mean time from token to token.
+        step_s: typical time from token to token.
         steps: in the window.
         kv_used: tokens of cache in use by the engine's own metric, NaN if unknown.
+        unsteady: by how much the mean step was longer than the typical one, as a share of it.
     """
 
     sequences: int
@@ -110,6 +111,7 @@ class DecodePoint:
     step_s: float
     steps: int
     kv_used: float = math.nan
+    unsteady: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +137,8 @@ def least_squares(columns: Floats, y: Floats, weights: Floats) -> tuple[Floats, 
         y / weights: shape (n,).
 
     Returns:
-        coefficients (k,), their standard errors (k,), weighted residual per degree of freedom.
+        coefficients (k,), their standard errors (k,), weighted residual per degree of freedom. As many observations as
+        constants leave nothing to tell an error from: it is infinite then, and not 0.
 
     Raises:
         ValueError: fewer observations than coefficients, or columns that cannot be told apart.
@@ -155,7 +158,7 @@ def least_squares(columns: Floats, y: Floats, weights: Floats) -> tuple[Floats, 
     left = y * root - matrix @ found
     freedom = max(1, n - k)
     variance = float(left @ left) / freedom
-    errors = np.sqrt(np.maximum(np.diag(inverse), 0.0) * variance)
+    errors = np.sqrt(np.maximum(np.diag(inverse), 0.0) * variance) if n > k else np.full(k, math.inf)
     return found / scale, errors / scale, math.sqrt(variance)
 
 
@@ -178,6 +181,8 @@ def _carried(estimate: Estimate, share: float = ERROR_SHARE_MAX) -> bool:
 
 
 def _said(estimate: Estimate) -> str:
+    if math.isinf(estimate.error):
+        return f"{estimate.value:.3g}, by as many runs as constants, so with an unknown error,"
     return f"{estimate.value:.3g} ± {estimate.error:.2g}"
 
 
