@@ -674,7 +674,7 @@ def test_total_deadline_and_the_clients_own() -> None:
 def test_slow_senders_and_idle_clients() -> None:
     bench = Bench(1)
     slow_head, slow_body, idle = bench.client(), bench.client(), bench.client()
-    slow_head.protocol.data_received(b"POST /v1/x HTTP/1.1\r\nHo")
+    slow_head.protocol.data_received(b"POST /v1/completions HTTP/1.1\r\nHo")
     slow_body.protocol.data_received(post()[:-3])
     idle.protocol.data_received(get("/health"))
     later(bench, 11)
@@ -691,7 +691,7 @@ def test_slow_senders_and_idle_clients() -> None:
 
 def test_errors_that_close_let_the_client_read_them() -> None:
     bench = Bench(1, limits={"body_bytes_max": 1000})
-    client = ask(bench, b"POST /v1/x HTTP/1.1\r\nHost: a\r\nContent-Length: 100000000\r\n\r\n")
+    client = ask(bench, b"POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Length: 100000000\r\n\r\n")
     (answer,) = read_answers(client.take())
     assert answer.status == 413
     assert answer.headers["connection"] == "close"
@@ -786,7 +786,7 @@ def test_evacuation_moves_what_has_not_been_answered() -> None:
         (get("/"), 404),
         (post(path="/health"), 405),
         (get("/v1/chat/completions"), 405),
-        (get("/v1/x", method="PUT"), 405),
+        (get("/v1/completions", method="PUT"), 405),
         (post(path="/v1/load_lora_adapter"), 404),
         (post(path="/v1/unload_lora_adapter/"), 404),
         (post(path="/v1/%6coad_lora_adapter"), 404),

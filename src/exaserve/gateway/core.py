@@ -246,8 +246,8 @@ class Core:
         elif kind is Kind.MODELS:
             models = self.scheduler.models()
             value = models_body(models)
-            if route.name:
-                name = unquote(route.name)
+            if route.resource:
+                name = unquote(route.resource)
                 if name not in models:
                     error = self.model_unknown(name)
                     self.metrics.client_error(error.code)

@@ -1,12 +1,19 @@
 # compiled
-"""Which request targets exist, what they mean, and what must not pass."""
+"""Which request targets exist and what they mean. What is not listed here never reaches a replica.
+
+Engines serve management routes (load an adapter, sleep, update weights, run any method) on their inference port, and
+what a target means depends on who reads it: uvicorn drops a fragment and resolves percent escapes, others fold slashes
+or case. So nothing is passed on because it looks harmless. The path is looked up in a table of inference routes, and
+the replica is sent the table's own spelling of it, not the client's.
+"""
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from enum import Enum
 
-from exaserve.domain.errors import MethodNotAllowed, RouteNotFound
+from exaserve.domain.errors import BadFraming, MethodNotAllowed, RouteNotFound
 
 __all__ = ["Dialect", "Kind", "Route", "resolve"]
 
@@ -38,9 +45,10 @@ class Route:
     """What a method and a path stand for.
 
     Attributes:
-        name: path without its query, text; for :data:`Kind.MODELS` the model asked for, or "".
-        generates: tokens are generated, so output length counts.
+        name: the path as listed here, with ``{id}`` for what a client may choose: one of a few, so a metric's label.
         passed: the target as the replica gets it, query included.
+        resource: the ``{id}`` of the path; for :data:`Kind.MODELS` the model asked for, or "".
+        generates: tokens are generated, so output length counts.
     """
 
     kind: Kind
@@ -48,25 +56,29 @@ class Route:
     passed: bytes
     dialect: Dialect = Dialect.OPENAI
     generates: bool = False
+    resource: str = ""
 
 
 _GENERATING = frozenset({"/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages"})
-_POST_ONLY = _GENERATING - {"/v1/responses"} | {
-    "/v1/embeddings", "/v1/rerank", "/v1/score", "/v1/audio/transcriptions", "/v1/audio/translations",
-    "/v1/audio/speech",
-    "/v1/tokenize", "/v1/detokenize", "/v1/classify", "/v1/pooling", "/v1/messages/count_tokens", "/v1/moderations",
-    "/v1/images/generations", "/v1/images/edits",
+_INFERENCE = _GENERATING | {
+    "/v1/chat/completions/batch", "/v1/chat/completions/render", "/v1/completions/render",
+    "/v1/messages/count_tokens",
+    "/v1/embeddings", "/v1/rerank", "/v1/reranking", "/v1/score", "/v1/classify", "/v1/pooling", "/v1/moderations",
+    "/v1/tokenize", "/v1/detokenize",
+    "/v1/audio/transcriptions", "/v1/audio/translations", "/v1/audio/speech",
+    "/v1/images/generations", "/v1/images/edits", "/v1/images/variations",
+    # what engines serve outside /v1/ and clients use
+    "/tokenize", "/detokenize", "/classify", "/pooling", "/score", "/rerank", "/reranking", "/v2/rerank", "/v2/embed",
 }  # fmt: skip
-_BESIDE_V1 = frozenset(
-    {"/tokenize", "/detokenize", "/classify", "/pooling", "/score", "/rerank", "/v2/rerank", "/v2/embed"}
-)
-"""What engines serve outside ``/v1/`` and clients use. Everything else there manages the engine and stays closed."""
-_FORBIDDEN = ("/load_lora_adapter", "/unload_lora_adapter")
-"""Engines take these on their public port; they change a replica and are the operator's."""
+"""Answered by a replica, by POST: the inference routes of vLLM 0.32, SGLang, TensorRT-LLM and llama.cpp."""
+_STORED = re.compile(r"/v1/responses/(?P<id>[A-Za-z0-9_-]{1,256})(?P<part>/cancel|/input_items)?")
+_STORED_METHODS = {"": "GET, HEAD, DELETE", "/cancel": "POST", "/input_items": "GET, HEAD"}
 _OWN = {"/health": Kind.HEALTH, "/ready": Kind.READY, "/metrics": Kind.METRICS, "/v1/models": Kind.MODELS}
-_READING = frozenset({b"GET", b"HEAD"})
-_PROXIED = frozenset({b"GET", b"HEAD", b"POST", b"DELETE"})
-_PATH_MAX = 2048
+_READING = "GET, HEAD"
+_KEPT = re.compile(
+    r"/v1/(files|batches|uploads|fine_tuning|assistants|threads|vector_stores|conversations|containers)\b"
+)
+_TARGET_START = re.compile(rb"(?i)https?://[^/?]*")
 
 _COMMON: dict[tuple[bytes, bytes], Route] = {}
 
@@ -75,6 +87,7 @@ def resolve(method: bytes, target: bytes) -> Route:
     """Finds the route.
 
     Raises:
+        BadFraming: the target has a fragment, which no client sends to a server and engines drop.
         RouteNotFound: unknown, or not for clients.
         MethodNotAllowed: ``param`` holds the value of ``Allow``.
     """
@@ -83,54 +96,63 @@ def resolve(method: bytes, target: bytes) -> Route:
 
 
 def _resolve(method: bytes, target: bytes) -> Route:
+    if b"#" in target:
+        raise BadFraming("A request target has no fragment; send the path without '#'.")
     if method == b"OPTIONS":
         return Route(Kind.OPTIONS, "*", target)
-    target = _origin_form(target)
-    raw, _, _query = target.partition(b"?")
+    raw, mark, query = _origin_form(target).partition(b"?")
     path = raw.decode("latin-1")
+    if len(path) > 1 and path[-1] == "/":
+        path = path[:-1]  # an engine would answer with a redirect to its own address
     own = _OWN.get(path)
     if own is not None or path.startswith("/v1/models/"):
-        _require(method in _READING, "GET, HEAD, OPTIONS")
-        return Route(own or Kind.MODELS, path[11:] if own is None else "", target)
-    if not _may_pass(path):
-        raise RouteNotFound(f"There is no {path[:200]} here. Inference is under /v1/, such as /v1/chat/completions.")
-    if path in _POST_ONLY or path in _BESIDE_V1:
-        _require(method == b"POST", "POST, OPTIONS")
-    _require(method in _PROXIED, "GET, HEAD, POST, DELETE, OPTIONS")
-    dialect = Dialect.OPENAI
+        _require(method, _READING)
+        return Route(own or Kind.MODELS, "/v1/models/{id}" if own is None else path, target, resource=path[11:])
+    query = mark + query
+    if path in _INFERENCE:
+        _require(method, "POST")
+        return Route(Kind.JSON, path, path.encode() + query, _dialect(path), path in _GENERATING)
+    stored = _STORED.fullmatch(path)
+    if stored is None:
+        raise RouteNotFound(_why_not(path))
+    part = stored["part"] or ""
+    _require(method, _STORED_METHODS[part])
+    return Route(
+        Kind.RESOURCE,
+        "/v1/responses/{id}" + part,
+        path.encode() + query,
+        Dialect.RESPONSES,
+        resource=stored["id"],
+    )
+
+
+def _dialect(path: str) -> Dialect:
     if path.startswith("/v1/messages"):
-        dialect = Dialect.ANTHROPIC
-    elif path.startswith("/v1/responses"):
-        dialect = Dialect.RESPONSES
-    resource = method != b"POST" or path.startswith("/v1/responses/")
-    return Route(Kind.RESOURCE if resource else Kind.JSON, path, target, dialect, path in _GENERATING)
+        return Dialect.ANTHROPIC
+    return Dialect.RESPONSES if path == "/v1/responses" else Dialect.OPENAI
 
 
 def _origin_form(target: bytes) -> bytes:
     """``/path`` of an absolute-form target (RFC 9112 3.2.2 wants servers to take it)."""
-    if target[:7].lower() == b"http://" or target[:8].lower() == b"https://":
-        start = target.find(b"/", 8)
-        return target[start:] if start > 0 else b"/"
-    return target
+    start = _TARGET_START.match(target)
+    if start is None:
+        return target
+    rest = target[start.end() :]
+    return rest if rest[:1] == b"/" else b"/" + rest
 
 
-def _may_pass(path: str) -> bool:
-    """Whether a replica may see ``path``.
-
-    Percent escapes, empty and dot segments are refused: an engine would resolve them, and what it then saw could be a
-    management route that this table closes.
-    """
-    if path in _BESIDE_V1:
-        return True
-    if not path.startswith("/v1/") or len(path) > _PATH_MAX or path == "/v1/":
-        return False
-    if "%" in path or "//" in path or "\\" in path or "/." in path or ";" in path:
-        return False
-    return not path.rstrip("/").lower().endswith(_FORBIDDEN)
+def _why_not(path: str) -> str:
+    kept = _KEPT.match(path)
+    if kept is not None:
+        return f"{kept[0]} is not served: it needs storage, which engines do not have. Send each request by itself."
+    if path == "/v1/realtime":
+        return "/v1/realtime is not served: WebSocket connections are not passed on."
+    return f"There is no {path[:200]} here. Inference is under /v1/, such as /v1/chat/completions."
 
 
-def _require(allowed: bool, methods: str) -> None:
-    if not allowed:
+def _require(method: bytes, methods: str) -> None:
+    if method.decode("latin-1") not in methods.split(", "):
+        methods += ", OPTIONS"
         raise MethodNotAllowed(f"This path answers {methods}.", param=methods)
 
 
