@@ -28,6 +28,8 @@ from exaserve.domain.replica import ReplicaSpec
 PAGE = Path(__file__).parent.parent / "docs" / "cluster-file.md"
 BEGIN = "<!-- keys: written by scripts/config_reference.py -->"
 END = "<!-- end of keys -->"
+CELL_MAX = 200
+"""Characters of a meaning in the table; what is longer goes on below it."""
 _ENTRY = re.compile(r"(\w+(?: / \w+)*): (.*)")
 _TITLES = {ClusterFile: "The file, and one entry of `pools`", NodeEntry: "An entry of `nodes`",
            ReplicaEntry: "An entry of `replicas`"}  # fmt: skip
@@ -67,6 +69,7 @@ def _section(kind: type, path: str) -> str:
         lines += ["| key | value | default | meaning |", "|---|---|---|---|"]
     said = _said(kind)
     limits = SCHEMA.limits.get(kind, {})
+    below: list[str] = []
     for name, hint in fields_of(kind).items():
         if _record(hint) is not None:
             continue
@@ -74,11 +77,26 @@ def _section(kind: type, path: str) -> str:
         value = _value(name, hint, limits.get(name))
         if name in SCHEMA.off.get(kind, {}):
             value += ", or `off`"
-        lines.append(f"| `{key}` | {value} | {_default(kind, name)} | {said.get(name, '')} |")
+        short, more = _split(said.get(name, ""))
+        lines.append(f"| `{key}` | {value} | {_default(kind, name)} | {short} |")
+        if more:
+            below.append(textwrap.fill(f"`{key}`: {more}", 120, initial_indent="- ", subsequent_indent="  "))
+    if below:
+        lines += ["", *below]
     nested = [f"[`{name}`](#{_anchor(path, name)})" for name, hint in fields_of(kind).items() if _record(hint)]
     if nested:
         lines += ["", f"Sections: {', '.join(nested)}."]
     return "\n".join(lines)
+
+
+def _split(meaning: str) -> tuple[str, str]:
+    """What stands in the table, and what stands below it: a cell is no place for a paragraph."""
+    if len(meaning) <= CELL_MAX:
+        return meaning, ""
+    ends = [found.end() - 1 for found in re.finditer(r"[.:;] ", meaning)]
+    cut = max((end for end in ends if end <= CELL_MAX), default=min(ends, default=len(meaning)))
+    short, more = meaning[:cut].rstrip(" :;"), meaning[cut:].strip()
+    return (f"{short.rstrip('.')}; see below", more) if more else (meaning, "")
 
 
 def _anchor(path: str, name: str) -> str:

@@ -88,9 +88,11 @@ class GatewaySettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     host: str = "127.0.0.1"
     """Where clients connect; 0.0.0.0 for all addresses."""
     port: int = 8000
+    """Port for clients; 0 takes a free one."""
     admin_host: str = "127.0.0.1"
     """The admin API can take replicas out of rotation: loopback unless the network in front is trusted."""
     admin_port: int = 8900
+    """Port of the admin API; 0 takes a free one."""
     admin_token_file: str = ""
     """File with the admin API's bearer token; needed unless ``admin_host`` is loopback."""
     limits: ClientLimits = ClientLimits()
@@ -152,7 +154,7 @@ class AgentSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         start_timeout_s: from an engine's start to its first completion. Large models load for a long time.
         warm_requests: completions after the first, before a replica is ready: kernels are compiled, caches exist.
         hang_s: no new token for this long while requests run, or no probe answered: the engine hangs and is restarted.
-        restarts_max: restarts after a failure within ``restart_window_s``; then the replica is given up.
+        restarts_max / restart_window_s: restarts after a failure within that time; then the replica is given up.
         backoff_s / backoff_max_s: pause before the first restart; it doubles with each one, up to the second.
         drain_s: how long a stop waits for requests in flight.
         stop_s: from SIGTERM to SIGKILL.

@@ -26,6 +26,7 @@ class _Common(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     models: tuple[str, ...] = ()
     """Names it answers for; asked of it unless given."""
     engine: str = "auto"
+    """What they are, as an entry of ``replicas`` says it."""
 
 
 class ConsulSettings(_Common, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -92,7 +93,12 @@ class DnsSettings(_Common, frozen=True, kw_only=True, forbid_unknown_fields=True
 
 
 class FileSettings(_Common, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A list of replicas that others write (YAML or JSON), read again whenever it changes."""
+    """A list of replicas that others write (YAML or JSON), read again whenever it changes.
+
+    Attributes:
+        path: of the file, in a form that the page on discovery shows.
+        interval_s: between two looks at it.
+    """
 
     path: str
     interval_s: float = 1.0
