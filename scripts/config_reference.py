@@ -194,7 +194,6 @@ def _beside(kind: type) -> dict[str, str]:
 def _markdown(text: str) -> str:
     text = re.sub(r":(?:data|class|func|mod):`([^`]*)`", r"`\1`", text)
     text = re.sub(r"``(\w+)_s``", r"``\1``", text)  # durations have their unit in the value, not in the key
-    text = re.sub(r" \([AEX]\d+[a-z]?\)", "", text)
     return text.replace("``", "`").replace("|", "\\|")
 
 

@@ -1,4 +1,4 @@
-"""What creeps (E13): memory that grows over hours, KV that an idle engine does not give back, a log that fills a disk.
+"""What creeps: memory that grows over hours, KV that an idle engine does not give back, a log that fills a disk.
 
 Pure: samples and times in, findings out. Each finding is told once when it begins and once when it ends.
 """
@@ -149,7 +149,7 @@ class LogWrites(_Watch):
 
 
 class KvAge:
-    """Mean time since the first token of what the cache holds (A1), from the count of running requests alone.
+    """Mean time since the first token of what the cache holds, from the count of running requests alone.
 
     Engines do not say when each request began. Requests end about in the order they came, so a growing count is taken
     as arrivals now and a shrinking one as the oldest leaving. Ages are differences of this machine's monotonic clock.

@@ -76,9 +76,9 @@ class Report(msgspec.Struct, frozen=True, gc=False):
         kv_use: share of KV blocks in use, 0..1.
         kv_tokens_max: KV capacity in tokens.
         *_total: counters since the engine started.
-        free_mem_gb: free accelerator memory, GB (A1).
-        kv_age_ms: mean time since the first token of what the cache holds, ms (A1).
-        net_mb_s: network traffic, MB/s, mean over 5 s (A1).
+        free_mem_gb: free accelerator memory, GB.
+        kv_age_ms: mean time since the first token of what the cache holds, ms.
+        net_mb_s: network traffic, MB/s, mean over 5 s.
         asleep: vLLM's sleep mode.
         loras: adapters now loaded.
         missing: names of signals this engine should have and did not give.

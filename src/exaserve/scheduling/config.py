@@ -13,16 +13,16 @@ class SchedulerConfig:
 
     Attributes:
         policy: key of :data:`exaserve.scheduling.POLICIES`.
-        queue_depth_max: requests waiting for their first token on one replica, above which it gets no new one (E2).
+        queue_depth_max: requests waiting for their first token on one replica, above which it gets no new one.
             Larger hides overload in the engines, smaller moves the queue to the gateway, where placement is still open.
-        kv_watermark: share of KV blocks above which a replica gets no new request (E2), 0..1. Engines preempt near 1.
+        kv_watermark: share of KV blocks above which a replica gets no new request, 0..1. Engines preempt near 1.
         full_scan_max: replicas up to which each one is priced; above, a random sample is. A full scan finds the true
             minimum, costs about 0.3 µs a replica, and makes gateways that do not know of each other choose alike.
         sample_size: replicas drawn above ``full_scan_max``, half of them from the idle ones while there are any.
         memory_size: best candidates of the last sampled decision that are priced again in the next one: "power of d
             choices with memory" (Mitzenmacher, Prabhakar, Shah 2002).
         foreign_share: share of requests on the replicas that this gateway did not place, above which it leans to some
-            of them by chance, 0..1: several gateways with the same picture must not choose the same minimum (X2).
+            of them by chance, 0..1: several gateways with the same picture must not choose the same minimum.
         tie_s: costs closer than this are equal, seconds, and equals take turns.
         tie_share: likewise, as a share of the cost. Wider spreads an idle pool's work, narrower follows small
             differences.
@@ -47,8 +47,8 @@ class SchedulerConfig:
         memory_steep_s: cost of a placement that would fill KV completely, seconds; grows from 0 at the watermark.
         failure_s: added for each recent failure of the replica, seconds, so that failing fast attracts nothing
             before the breaker opens.
-        away_share: toll on a replica that is another gateway's home, as a share of the mean prefill time of a request
-            (X2): half as much where this gateway is next in line, 1.5 times as much where it is last, so that those
+        away_share: toll on a replica that is another gateway's home, as a share of the mean prefill time of a request:
+           half as much where this gateway is next in line, 1.5 times as much where it is last, so that those
             who find nobody idle at home still choose differently. Without it, gateways with the same picture choose
             the same idle replica within the time they need to tell each other; with much of it, each is confined to
             its home, and short requests wait there.

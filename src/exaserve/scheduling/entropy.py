@@ -1,5 +1,5 @@
 # compiled
-"""Entropy: predicted seconds of work a replica has before it can serve a request, and that the request adds (A1).
+"""Entropy: predicted seconds of work a replica has before it can serve a request, and that the request adds.
 
 ``entropy = (prefill + stall + decode) x penalty + memory + failures + away`` with
 
@@ -10,8 +10,8 @@
   gateways' homes;
 - decode: what joining that batch costs this request and the batch;
 - memory: 0 while predicted KV stays under the watermark, quadratic above, infinite where it cannot fit;
-- penalty: 1 / (weight x slow-start share), and suspicion (A4);
-- away: with several gateways, each replica is the home of one; a small toll on the others' (X2).
+- penalty: 1 / (weight x slow-start share), and suspicion;
+- away: with several gateways, each replica is the home of one; a small toll on the others'.
 
 :func:`terms` is the definition. The ``entropy`` policy inlines it for speed; a test holds the two together.
 """
@@ -55,7 +55,7 @@ def terms(ledger: ReplicaLedger, facts: RequestFacts, cached_tokens: float, now:
 
 
 def cost(ledger: ReplicaLedger, facts: RequestFacts, cached_tokens: float, now: float) -> float:
-    """The entropy in seconds; an operator's forced score replaces it (A3)."""
+    """The entropy in seconds; an operator's forced score replaces it."""
     if ledger.standing.forced is not None:
         return ledger.standing.forced
     t = terms(ledger, facts, cached_tokens, now)
@@ -64,7 +64,7 @@ def cost(ledger: ReplicaLedger, facts: RequestFacts, cached_tokens: float, now: 
 
 
 def literal_score(ledger: ReplicaLedger) -> tuple[float, bool]:
-    """The text's recipe (A1): weighted sum over the last report. Also whether all its signals were known.
+    """The text's recipe: weighted sum over the last report. Also whether all its signals were known.
 
     Memory counts as KV in use, in GB where the bytes of a token are known and else as the share, less the accelerator
     memory that is free beside it, in GB, where it is reported.

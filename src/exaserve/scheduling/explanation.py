@@ -1,5 +1,5 @@
 # compiled
-"""What a placement would be now, and why (X3): every candidate with its price, or the reason why it is out."""
+"""What a placement would be now, and why: every candidate with its price, or the reason why it is out."""
 
 from __future__ import annotations
 

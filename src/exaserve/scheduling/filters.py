@@ -1,5 +1,5 @@
 # compiled
-"""Which replicas may take a request (A3, A5, E2), apart from being eligible at all. Pure functions of their ledger."""
+"""Which replicas may take a request, apart from being eligible at all. Pure functions of their ledger."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 """One replica as this gateway knows it: what was placed there, what it reported, and what it has learned of its speed.
 
 The ledger is charged in the same call as the choice and credited once, at release. Between two reports it is the only
-thing that moves, which is what keeps everything that arrives in one interval from going to one replica (A1b).
+thing that moves, which is what keeps everything that arrives in one interval from going to one replica.
 
 Prefill backlog is a fluid queue, because engines prefill first come, first served in chunks: the prompt tokens of
 placements without a first token, less what the replica has had time to compute since its last sign of progress. A
@@ -66,7 +66,7 @@ class ReplicaLedger(Idler):
         head_s: upper bound of what may have drained of them since ``drain_at``, seconds.
         foreign_s: prefill of the prompts that others had waiting at the last report, seconds.
         per_token_s / per_pair_s: seconds of prefill for T tokens are ``T (per_token_s + per_pair_s T)``.
-        depth: requests believed to wait for their first token, own and foreign (E2).
+        depth: requests believed to wait for their first token, own and foreign.
         decoding / assumed: known ones past their prefill, and those of them that nothing has shown it of.
         running: requests believed to be decoding, own and foreign.
         decode_s: cost of joining that batch, seconds.
@@ -74,7 +74,7 @@ class ReplicaLedger(Idler):
             its steps, and on other gateways' homes.
         failure_cost_s: added while the replica has failed recently, seconds.
         extra_s: what does not depend on the request: ``decode_s x penalty + failure_cost_s + away_s``.
-        room: whether depth and KV use let it take anything now (E2).
+        room: whether depth and KV use let it take anything now.
         need_free: largest ``prompt + output`` in tokens that raises no question of memory or a forced score; larger
             ones are priced by :func:`exaserve.scheduling.entropy.cost`.
         context: prompt and answer that the context window takes, tokens (infinite where unknown).

@@ -1,5 +1,5 @@
 # compiled
-"""What gateways know of each other's placements (X2).
+"""What gateways know of each other's placements.
 
 Gateways share nothing but discovery, yet each places work on the same replicas. Reports show the others' work late:
 a prompt that another gateway placed 5 ms ago is in no report, and a short request sent behind it waits for seconds.

@@ -1,5 +1,5 @@
 # compiled
-"""Approximate prefix index: which replicas have probably cached the beginning of a prompt (X1).
+"""Approximate prefix index: which replicas have probably cached the beginning of a prompt.
 
 The engines cache KV by block, each block's key chained to the one before, so two prompts share exactly their common
 leading blocks. The gateway has no tokenizer, so it chains hashes over bytes of prompt text instead. The index only

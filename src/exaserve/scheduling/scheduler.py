@@ -133,7 +133,7 @@ class Scheduler:
         self._members.changed(ledger)
 
     def force_score(self, replica: ReplicaId, score: float | None) -> None:
-        """Replace the replica's cost by ``score`` seconds (A3); infinity means nothing at all, None undoes it."""
+        """Replace the replica's cost by ``score`` seconds; infinity means nothing at all, None undoes it."""
         if score is not None and not score >= 0:
             raise ValueError(f"score must be at least 0, infinity, or None, not {score}")
         ledger = self._ledgers[replica]
@@ -141,7 +141,7 @@ class Scheduler:
         self._members.changed(ledger)
 
     def set_suspicion(self, replica: ReplicaId, factor: float) -> None:
-        """Multiply the replica's cost by ``factor`` ≥ 1 while the anomaly guard distrusts it (A4)."""
+        """Multiply the replica's cost by ``factor`` ≥ 1 while the anomaly guard distrusts it."""
         ledger = self._ledgers.get(replica)
         if ledger is not None:
             ledger.standing.suspicion = max(factor, 1.0)

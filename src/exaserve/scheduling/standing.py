@@ -18,8 +18,8 @@ class Standing:
         asleep: the engine sleeps, by its own report.
         removed: no longer a member; what is in flight can still be released.
         weight: share of traffic relative to equals, 0 takes it out.
-        forced: the operator's score instead of the cost (A3), None for none.
-        suspicion: factor on the cost while the anomaly guard distrusts it (A4), at least 1.
+        forced: the operator's score instead of the cost, None for none.
+        suspicion: factor on the cost while the anomaly guard distrusts it, at least 1.
     """
 
     __slots__ = ("asleep", "available", "draining", "forced", "ramp", "reason", "removed", "suspicion", "weight")

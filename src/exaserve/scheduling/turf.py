@@ -1,5 +1,5 @@
 # compiled
-"""How one of several gateways stands to a replica (X2): whether it is its home, and the toll where it is not."""
+"""How one of several gateways stands to a replica: whether it is its home, and the toll where it is not."""
 
 from __future__ import annotations
 

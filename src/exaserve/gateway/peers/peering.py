@@ -1,4 +1,4 @@
-"""Gateways that share replicas tell each other every placement, first token and end, at once (X2).
+"""Gateways that share replicas tell each other every placement, first token and end, at once.
 
 One TCP connection for each pair. Either side may dial; where both do, the connection that the gateway with the smaller
 name dialled stays. Both prove that they hold the shared token before anything else is believed. Then each sends its

@@ -1,5 +1,5 @@
 # compiled
-"""Session affinity: consistent hashing with bounded load, and its hybrid with power of two (E1).
+"""Session affinity: consistent hashing with bounded load, and its hybrid with power of two.
 
 A session's requests go to its home on the ring, so that the conversation's KV is there. A home that already carries
 ``bounded_load`` times the mean passes the request to the next on the ring. A request without a session has no home:

@@ -26,7 +26,7 @@ def connections(ledger: ReplicaLedger, facts: RequestFacts, context: PolicyConte
 
 
 def weighted_connections(ledger: ReplicaLedger, facts: RequestFacts, context: PolicyContext) -> float:
-    """Connections over a capacity weight that falls with KV use and foreign load (E1)."""
+    """Connections over a capacity weight that falls with KV use and foreign load."""
     seen = ledger.seen
     if not seen.fresh or seen.report is None or seen.report.kv_use is None:
         context.missing("kv_use")

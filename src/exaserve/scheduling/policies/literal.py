@@ -1,5 +1,5 @@
 # compiled
-"""The text's own recipe (A1): the lowest score of the last report, nothing added for what was placed since.
+"""The text's own recipe: the lowest score of the last report, nothing added for what was placed since.
 
 Kept to compare with: everything that arrives within one report interval goes to one replica. Equal scores take turns.
 """
