@@ -97,28 +97,6 @@ def test_asleep_when_any_rank_is():
     assert values(text)["asleep"] is True
 
 
-def test_the_newest_lora_series_counts():
-    text = vllm_now() + family(
-        "vllm:lora_requests_info",
-        "gauge",
-        [
-            ('max_lora="4",running_lora_adapters="old",waiting_lora_adapters=""', "1.7382173358407154e+09"),
-            ('max_lora="4",running_lora_adapters="a, b",waiting_lora_adapters="c"', "1.7382173358407159e+09"),
-            ('max_lora="4",running_lora_adapters="",waiting_lora_adapters="old"', "1.7382173358407150e+09"),
-        ],
-    )
-    assert values(text)["loras"] == ("a", "b", "c")
-
-
-def test_no_adapter_loaded_is_known_and_empty():
-    text = vllm_now() + family(
-        "vllm:lora_requests_info",
-        "gauge",
-        [('max_lora="0",running_lora_adapters="",waiting_lora_adapters=""', 1.7e9)],
-    )
-    assert values(text)["loras"] == ()
-
-
 def test_sglang():
     signals = parse(SGLANG.encode())
     assert (signals.engine, signals.missing) == ("sglang", ())

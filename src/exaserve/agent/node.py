@@ -107,7 +107,7 @@ class NodeAgent:
         """Newest report of engines inside this process; the same object again says that nothing has changed."""
         self._unmoved: list[int] = []
         self._changed: set[ReplicaId] = set()
-        self._found: dict[ReplicaId, tuple[str, tuple[str, ...], tuple[str, ...]]] = {}
+        self._found: dict[ReplicaId, tuple[str, tuple[str, ...]]] = {}
         """What samples have shown of each engine that is told rarely: its kind, signals that it lacks, adapters."""
         self._serving: set[ReplicaId] = set()
         """Those that gateways were last told may take requests."""
@@ -267,7 +267,6 @@ class NodeAgent:
             since_s=now - unit.since,
             restarts=unit.restarts,
             missing=sample.report.missing if sample is not None else (),
-            loras=sample.report.loras if sample is not None else (),
             pid=unit.engine.pid if unit.engine is not None else 0,
         )
 
@@ -314,8 +313,8 @@ class NodeAgent:
         unit.sampled(sample)
         self._records[unit.spec.id] = self._meters.fill(sample.report, unit.plan.devices)
         self._fresh.add(unit.spec.id)
-        found = (sample.engine or unit.spec.engine, sample.report.missing, sample.report.loras)
-        if found != self._found.get(unit.spec.id, (unit.spec.engine, (), ())):
+        found = (sample.engine or unit.spec.engine, sample.report.missing)
+        if found != self._found.get(unit.spec.id, (unit.spec.engine, ())):
             self._found[unit.spec.id] = found
             self._unit_changed(unit)
 

@@ -80,7 +80,6 @@ class Report(msgspec.Struct, frozen=True, gc=False):
         kv_age_ms: mean time since the first token of what the cache holds, ms.
         net_mb_s: network traffic, MB/s, mean over 5 s.
         asleep: vLLM's sleep mode.
-        loras: adapters now loaded.
         missing: names of signals this engine should have and did not give.
     """
 
@@ -100,5 +99,4 @@ class Report(msgspec.Struct, frozen=True, gc=False):
     kv_age_ms: float | None = None
     net_mb_s: float | None = None
     asleep: bool | None = None
-    loras: tuple[str, ...] = ()
     missing: tuple[str, ...] = ()

@@ -1,9 +1,8 @@
 """vLLM, V0 to today.
 
 What surprises: ``num_requests_waiting_by_reason`` repeats what ``num_requests_waiting`` counts; 0.8 and older call the
-cache's use ``gpu_cache_usage_perc``, 0.10 has both names; the value of ``lora_requests_info`` is a time, the adapters
-are in its labels and old series stay. Ray exports the metrics of engines that it runs as ``ray_vllm_…``, its older
-releases as ``ray_vllm:…``, with labels of its own.
+cache's use ``gpu_cache_usage_perc``, 0.10 has both names. Ray exports the metrics of engines that it runs as
+``ray_vllm_…``, its older releases as ``ray_vllm:…``, with labels of its own.
 """
 
 from __future__ import annotations
@@ -18,7 +17,6 @@ from exaserve.engines.precision import precision_flags
 __all__ = ["VLLM"]
 
 _CACHE_INFO = b"vllm:cache_config_info"
-_LORA_INFO = b"vllm:lora_requests_info"
 _SLEEP_STATE = b"vllm:engine_sleep_state"
 
 
@@ -39,17 +37,6 @@ def _extras(families: Families) -> dict[str, Any]:
     ]
     if awake:
         values["asleep"] = min(awake) < 0.5
-    newest, adapters = -1.0, b""
-    for labels, value in samples(families.lines(_LORA_INFO, required=False), _LORA_INFO):
-        if value is not None and value > newest:
-            newest, adapters = value, labels
-    if newest >= 0.0:
-        names = {
-            name.strip()
-            for key in (b"running_lora_adapters", b"waiting_lora_adapters")
-            for name in (label(adapters, key) or "").split(",")
-        }
-        values["loras"] = tuple(sorted(names - {""}))
     return values
 
 
@@ -123,7 +110,7 @@ VLLM = Engine(
         "prompt_tokens_total",
         "generation_tokens_total",
     ),
-    info=(_CACHE_INFO, _LORA_INFO, _SLEEP_STATE),
+    info=(_CACHE_INFO, _SLEEP_STATE),
     extras=_extras,
     launch=_launch,
     quantizes=("fp8",),

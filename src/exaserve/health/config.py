@@ -63,7 +63,7 @@ class HealthConfig:
     slow_start_s: float = 10.0
     slow_start_share: float = 0.1
     probes_max: int = 128
-    models_every_s: float = 30.0
+    models_every_s: float = 10.0
     silent_s: float = 3.0
     hang_s: float = 10.0
     suspicion: float = 3.0

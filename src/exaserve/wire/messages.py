@@ -46,7 +46,6 @@ class AgentReplicaState(msgspec.Struct, frozen=True, array_like=True):
         since_s: seconds it has been in that state, by the agent's clock.
         restarts: restarts after a failure since the agent began.
         missing: signals that the engine should give and does not.
-        loras: adapters now loaded.
         pid: of the engine, 0 without a process of its own.
     """
 
@@ -67,7 +66,6 @@ class AgentReplicaState(msgspec.Struct, frozen=True, array_like=True):
     since_s: float = 0.0
     restarts: int = 0
     missing: tuple[str, ...] = ()
-    loras: tuple[str, ...] = ()
     pid: int = 0
 
 

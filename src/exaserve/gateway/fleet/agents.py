@@ -342,7 +342,7 @@ class AgentServer:
         if state.state != row.state:
             level = _LEVELS.get(state.state, "debug")
             self.log.event(level, "replica_state", replica=row.id, node=row.node, state=state.state, why=state.reason)
-        row.state, row.reason, row.restarts, row.loras = state.state, state.reason, state.restarts, state.loras
+        row.state, row.reason, row.restarts = state.state, state.reason, state.restarts
         if state.state == "draining":
             if not row.drained:
                 row.drained = True

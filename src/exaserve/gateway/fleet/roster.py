@@ -24,7 +24,7 @@ class Row:
     Attributes:
         announced: whether only an agent knows of it (else the cluster file does too).
         owner: the connection that speaks for it, None while its agent is lost.
-        ready / state / reason / restarts / pid / loras: as last told.
+        ready / state / reason / restarts / pid: as last told.
         told: what its agent last said of it.
         drained: whether we took it out of rotation because its agent drains it.
     """
@@ -34,7 +34,6 @@ class Row:
         "drained",
         "id",
         "index",
-        "loras",
         "lost_at",
         "node",
         "owner",
@@ -58,7 +57,6 @@ class Row:
         self.reason = ""
         self.restarts = 0
         self.pid = 0
-        self.loras: tuple[str, ...] = ()
         self.drained = False
         self.lost_at = 0.0
 

@@ -4,11 +4,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from http import HTTPStatus
 from typing import Any
 
 from exaserve.domain.errors import ExaServeError, MethodNotAllowed
+from exaserve.domain.replica import ModelCard
 from exaserve.gateway.http.message_head import header
 from exaserve.gateway.http.parse import Request
 from exaserve.gateway.http.routes import Dialect
@@ -154,9 +155,14 @@ def preflight(request: Request, cors: Cors, *, keep_alive: bool) -> bytes:
     return answer(request, 204, b"", extra=extra, keep_alive=keep_alive, cors=cors)
 
 
-def models_body(models: Sequence[str]) -> dict[str, Any]:
-    """OpenAI's list form."""
-    return {
-        "object": "list",
-        "data": [{"id": m, "object": "model", "created": 0, "owned_by": "exaserve"} for m in models],
-    }
+def models_body(models: Sequence[str], cards: Mapping[str, ModelCard] | None = None) -> dict[str, Any]:
+    """OpenAI's list form, with what engines say of their models beside: ``max_model_len``, ``root``, ``parent``."""
+    data = []
+    for name in models:
+        shown: dict[str, Any] = {"id": name, "object": "model", "created": 0, "owned_by": "exaserve"}
+        card = None if cards is None else cards.get(name)
+        if card is not None:
+            known = {"max_model_len": card.max_model_len, "root": card.root, "parent": card.parent}
+            shown |= {key: value for key, value in known.items() if value is not None}
+        data.append(shown)
+    return {"object": "list", "data": data}
