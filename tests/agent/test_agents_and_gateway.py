@@ -228,6 +228,27 @@ async def test_an_agent_that_leaves_on_purpose_takes_what_only_it_knew() -> None
         assert any("event=agent_left" in line for line in w.lines)
 
 
+async def test_a_gateway_that_stops_calls_no_agent_lost() -> None:
+    async with world(nodes=1) as w:
+        w.agent(0)
+        await until(lambda: len(w.eligible()) == 2)
+        await w.gateway.stop(0.0)
+        await asyncio.sleep(0.05)
+        assert not [line for line in w.lines if "level=warning" in line]
+
+
+@pytest.mark.parametrize("taken", ["agents.port", "gateway.admin_port"])
+async def test_a_port_that_a_draining_gateway_still_has_is_named(taken) -> None:
+    async with world(nodes=1) as w:
+        agents, gateway = w.settings, w.cluster.gateway
+        if taken == "gateway.admin_port":
+            agents = msgspec.structs.replace(agents, port=0)
+            gateway = msgspec.structs.replace(gateway, admin_port=int(w.gateway.admin_url.rpartition(":")[2]))
+        cluster = msgspec.structs.replace(w.cluster, agents=agents, gateway=gateway)
+        with pytest.raises(ConfigError, match=rf"\({taken}\): the port is in use, perhaps by a gateway that still"):
+            await Gateway(cluster, log=null_log(), agent_token=TOKEN).start()
+
+
 async def test_strangers_are_refused() -> None:
     async with world() as w:
         w.agent(0, token="another token, wrong")

@@ -105,7 +105,9 @@ async def test_a_port_in_use_is_named():
                 settings = {"port": 0, "admin_port": 0, name: port}
                 cluster = cluster_of(engine)
                 cluster = msgspec.structs.replace(cluster, gateway=msgspec.structs.replace(cluster.gateway, **settings))
-                with pytest.raises(ConfigError, match=f"127.0.0.1:{port}: the port is in use.*{flag}") as caught:
+                with pytest.raises(
+                    ConfigError, match=f"127.0.0.1:{port} for .*gateway.{name}.*in use.*{flag}"
+                ) as caught:
                     await Gateway(cluster, log=null_log()).start()
                 assert caught.value.param == f"gateway.{name}"
             await asyncio.sleep(0.01)

@@ -299,6 +299,26 @@ async def test_peers_meet_on_ipv6():
         assert one.peering.views()[0].address.startswith("[::1]:")
 
 
+async def test_a_peer_that_starts_a_moment_later_is_no_warning():
+    (port,) = free_ports(1)
+    one, two = Node("one", [], port), Node("two", [port], None)
+    async with nodes(two):
+        await asyncio.sleep(0.5)
+        async with nodes(one):
+            await until(lambda: two.peering.peers() == ("one",))
+    assert not [line for line in two.lines if "event=peer_unreachable" in line]
+
+
+async def test_a_peer_that_is_not_there_is_told_of_once(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(peering, "UNREACHABLE_AFTER_S", 0.1)
+    (port,) = free_ports(1)
+    two = Node("two", [port], None)
+    async with nodes(two):
+        await until(lambda: any("event=peer_unreachable" in line for line in two.lines))
+        await asyncio.sleep(0.5)
+    assert len([line for line in two.lines if "event=peer_unreachable" in line]) == 1
+
+
 async def test_two_of_one_name_are_refused_and_named():
     (port,) = free_ports(1)
     one, two = Node("one", [], port), Node("one", [port], None)

@@ -137,14 +137,14 @@ class Gateway:
                 reuse_port=self._reuse_port or None,
             )
         except OSError as error:
-            raise _cannot_listen(settings.host, settings.port, error, "gateway.port", "--port") from None
+            raise _cannot_listen(settings.host, settings.port, error, "gateway.port", "clients", "--port") from None
         self.url = _url(settings.host, self._server.sockets[0].getsockname()[1])
         try:
             self.admin_url = await self.admin.start()
         except OSError as error:
             self._server.close()
             raise _cannot_listen(
-                settings.admin_host, settings.admin_port, error, "gateway.admin_port", "--admin-port"
+                settings.admin_host, settings.admin_port, error, "gateway.admin_port", "the admin API", "--admin-port"
             ) from None
         except ConfigError:
             self._server.close()
@@ -157,7 +157,7 @@ class Gateway:
             except OSError as error:
                 await self.stop(0.0)
                 agents = self.cluster.agents
-                raise _cannot_listen(agents.host, agents.port, error, "agents.port", "--agent-port") from None
+                raise _cannot_listen(agents.host, agents.port, error, "agents.port", "agents", "agents.port") from None
             for pool in self.cluster.pools:
                 self.agents.expect(self.cluster.started(pool))
         if self.peering is not None:
@@ -331,15 +331,17 @@ def _url(host: str, port: int) -> str:
     return f"http://{join_address(shown, port)}"
 
 
-def _cannot_listen(host: str, port: int, error: OSError, param: str, flag: str) -> ConfigError:
-    where = join_address(host, port)
+def _cannot_listen(host: str, port: int, error: OSError, param: str, whom: str, repair: str) -> ConfigError:
+    where = f"cannot listen on {join_address(host, port)} for {whom} ({param})"
     if error.errno == errno.EADDRINUSE:
-        return ConfigError(f"cannot listen on {where}: the port is in use; choose another with {flag}", param=param)
+        # The listener for clients closes at the start of a drain, the others at its end.
+        draining = "" if param == "gateway.port" else ", perhaps by a gateway that still finishes its requests"
+        return ConfigError(f"{where}: the port is in use{draining}; choose another with {repair}", param=param)
     if error.errno == errno.EACCES:
-        return ConfigError(f"cannot listen on {where}: ports below 1024 need the right to bind them", param=param)
+        return ConfigError(f"{where}: ports below 1024 need the right to bind them", param=param)
     if error.errno == errno.EADDRNOTAVAIL:
-        return ConfigError(f"cannot listen on {where}: this machine does not have that address", param=param)
-    return ConfigError(f"cannot listen on {where}: {error.strerror or error}", param=param)
+        return ConfigError(f"{where}: this machine does not have that address", param=param)
+    return ConfigError(f"{where}: {error.strerror or error}", param=param)
 
 
 def fit_to_file_limit(settings: GatewaySettings, replicas: int, log: EventLog) -> GatewaySettings:

@@ -131,6 +131,7 @@ class AgentServer:
         if self._door is not None:
             await self._door.close()
         for connection in [*self.nodes.values(), *self.strangers]:
+            connection.replaced = True  # it is we who go: its replicas are not lost
             connection.close()
         self.nodes.clear()
         await asyncio.sleep(0)

@@ -41,6 +41,8 @@ HANDSHAKE_S = 2.0
 CONNECT_S = 2.0
 BACKOFF_S = (0.05, 0.1, 0.2, 0.5, 1.0)
 """Pauses between attempts to reach a peer, each spread by half: gateways started together do not dial in step."""
+UNREACHABLE_AFTER_S = 5.0
+"""A peer that takes no connection for so long is told of: gateways of a cluster do not start in the same instant."""
 CONNECTIONS_MAX = 256
 """Connections to the peer port, known or not."""
 HOMES_PAUSE_S = 0.05
@@ -236,6 +238,7 @@ class Peering:
         failures = 0
         address = join_address(host, port)
         said = ""
+        failing_at = self.clock()
         while True:
             if address in self._own:
                 return
@@ -257,9 +260,13 @@ class Peering:
             if link.hello is not None and link.hello.name != self.name:
                 self._known[address] = link.hello.name
             failures = 0 if link.established or self._known.get(address) in self._links else failures + 1
-            if failures and why != said and address not in self._own:
+            if not failures:
+                failing_at, said = self.clock(), ""
+            # Who answers and then refuses is no matter of time.
+            due = link.hello is not None or self.clock() - failing_at >= UNREACHABLE_AFTER_S
+            if failures and due and why != said and address not in self._own:
                 self._log.warning("peer_unreachable", address=address, why=why)
-            said = why if failures else ""
+                said = why
             pause_s = BACKOFF_S[min(failures, len(BACKOFF_S) - 1)]
             await asyncio.sleep(pause_s * self._rng.uniform(0.5, 1.5))
 
