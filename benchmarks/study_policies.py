@@ -1,4 +1,5 @@
-"""All policies under the mix of short, long and very long prompts: the tables of docs/results/simulate-policies.md.
+"""All policies under the mix of short, long and very long prompts: the table of docs/results/simulate-policies.md,
+and the rows beside it.
 
 Loads of 50 to 90 % of capacity, 64 and 256 replicas, one gateway and eight, reports every 50 ms to 2 s. Everything is
 in virtual time: the same seed gives the same table on any machine.
@@ -7,7 +8,9 @@ in virtual time: the same seed gives the same table on any machine.
 from __future__ import annotations
 
 import argparse
+import csv
 import gc
+import io
 import json
 import sys
 import time
@@ -30,6 +33,14 @@ WARMUP_S = 5.0
 TOLD_S = 0.001
 
 Case = dict[str, Any]
+NAMES = ("A", "B", "C", "all")
+SUMMARY = ("oracle", "entropy", "entropy, told", "least_connections", "power_of_two", "round_robin")
+COLUMNS = (
+    *("replicas", "gateways", "load", "policy", "told_ms", "reports_s"),
+    *(f"{name}_ttft_{figure}_s" for name in NAMES for figure in ("p50", "p99")),
+    *(f"{name}_p99_of_oracle" for name in NAMES[:3]),
+    *("windows_p99_std_s", "idle_share", "failed"),
+)
 
 
 def cases(loads: list[float], sizes: list[int], gateways: list[int], stale: list[float]) -> Iterator[Case]:
@@ -68,7 +79,8 @@ def main() -> int:
     parser.add_argument("--gateways", default="1,8")
     parser.add_argument("--staleness", default="0.05,0.2,1,2")
     parser.add_argument("--output", type=Path, default=Path(__file__).parent / "results" / "policies.json")
-    parser.add_argument("--markdown", type=Path, help="also write the tables there")
+    parser.add_argument("--markdown", type=Path, help="also write the summary's table there")
+    parser.add_argument("--csv", type=Path, help="also write one line per run there")
     options = parser.parse_args()
     cluster = load_cluster(CLUSTER)
     per_replica = replica_capacity_per_s(units_of(cluster, 1)[0].profile, REFERENCE_MIX, options.seed)
@@ -90,6 +102,8 @@ def main() -> int:
         options.output.write_text(json.dumps(study, indent=1) + "\n")
     if options.markdown:
         options.markdown.write_text(markdown(study))
+    if options.csv:
+        options.csv.write_text(csv_text(study))
     return 0
 
 
@@ -103,37 +117,49 @@ def line(row: Case) -> str:
     )
 
 
+def csv_text(study: Case) -> str:
+    """One line per run."""
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow(COLUMNS)
+    for row in study["rows"]:
+        oracle = _find(study, row, "oracle")
+        figures = [round(row["scenarios"][n][f"ttft_{q}"], 2) for n in NAMES for q in ("p50", "p99")]
+        against = [round(_p99(row, n) / _p99(oracle, n), 2) for n in NAMES[:3]] if oracle else ["", "", ""]
+        told = "" if row["told_s"] is None else f"{1000 * row['told_s']:g}"
+        writer.writerow(
+            [
+                *(row["replicas"], row["gateways"], row["load"], row["policy"], told, f"{row['stale_s']:g}"),
+                *figures,
+                *against,
+                *(round(row["windows_std"], 3), round(row["idle_share"], 5), sum(row["errors"].values())),
+            ]
+        )
+    return out.getvalue()
+
+
 def markdown(study: Case) -> str:
-    """One table per size, number of gateways and load."""
-    out = []
-    rows = study["rows"]
-    groups = sorted({(r["replicas"], r["gateways"], r["load"]) for r in rows})
-    for size, count, load in groups:
-        mine = [r for r in rows if (r["replicas"], r["gateways"], r["load"]) == (size, count, load)]
-        oracle = next(r for r in mine if r["policy"] == "oracle")
-        plural = "s" if count > 1 else ""
-        out += [f"### {size} replicas, {count} gateway{plural}, {load:.0%} of capacity", ""]
-        out += ["| policy | reports | A | B | C | all | A, B, C against oracle | ± | idle | failed |"]
-        out += ["|---|---|---|---|---|---|---|---|---|---|"]
-        for row in mine:
-            out.append(_row(row, oracle, several=count > 1))
-        out.append("")
+    """The summary: P99 of A and of all requests at the usual age of reports, one line per size, gateways and load."""
+    out = [f"| replicas | gateways | load | {' | '.join(SUMMARY)} |", "|---" * (len(SUMMARY) + 3) + "|"]
+    for size, count, load in sorted({(r["replicas"], r["gateways"], r["load"]) for r in study["rows"]}):
+        base = {"replicas": size, "gateways": count, "load": load}
+        found = [_find(study, base, name.partition(",")[0], told="told" in name) for name in SUMMARY]
+        cells = ["-" if row is None else f"{_p99(row, 'A'):.2f} / {_p99(row, 'all'):.2f}" for row in found]
+        out.append(f"| {size} | {count} | {load:.0%} | {' | '.join(cells)} |")
     return "\n".join(out) + "\n"
 
 
-def _row(row: Case, oracle: Case, *, several: bool) -> str:
-    names = ("A", "B", "C", "all")
-    cells = [f"{row['scenarios'][n]['ttft_p50']:.2f} / {row['scenarios'][n]['ttft_p99']:.2f}" for n in names]
-    ratios = [row["scenarios"][n]["ttft_p99"] / oracle["scenarios"][n]["ttft_p99"] for n in names[:3]]
-    name = row["policy"]
-    if several and name == "entropy":
-        name += ", blind" if row["told_s"] is None else f", told after {1000 * row['told_s']:g} ms"
-    against = ", ".join(f"{r:.2f}" for r in ratios)
-    failed = sum(row["errors"].values())
-    return (
-        f"| {name} | {row['stale_s']:g} s | {' | '.join(cells)} | {against} | {row['windows_std']:.3f} "
-        f"| {row['idle_share']:.1%} | {failed} |"
-    )
+def _p99(row: Case, name: str) -> float:
+    return float(row["scenarios"][name]["ttft_p99"])
+
+
+def _find(study: Case, like: Case, policy: str, *, told: bool = False) -> Case | None:
+    """The run of a policy at the usual age of reports, with the size, gateways and load of another."""
+    for row in study["rows"]:
+        same = all(row[key] == like[key] for key in ("replicas", "gateways", "load"))
+        if same and row["policy"] == policy and (row["told_s"] is not None) == told and row["stale_s"] == 0.2:
+            return dict(row)
+    return None
 
 
 if __name__ == "__main__":
