@@ -126,7 +126,7 @@ class Pool(msgspec.Struct, frozen=True, kw_only=True):
         served_model_name: what clients call it; the same as ``model`` unless given.
         name: of the pool, the first part of its replicas' ids (``NAME/node1/r0``). Needed by nobody: where there are
             several pools it is what the pool serves, with version, length class or number where two serve the same.
-        version: release, as clients of several see it.
+        version: release, as status shows it; traffic is not divided by it.
         precision: of the weights: bf16, fp16, fp8, int8, int4 … ("auto": as published). ``fp8`` has vLLM and SGLang
             quantise 16-bit weights as they load; a checkpoint that is published quantised is loaded as it is.
         tensor_parallel_size / pipeline_parallel_size: accelerators of one replica are their product.

@@ -8,10 +8,10 @@ from exaserve.config.cluster import STARTING_KEYS, Pool
 from exaserve.config.document import Item, Problem
 from exaserve.config.environment import hub_folder
 from exaserve.config.fit import misfit
+from exaserve.config.profile import predicted_profile
 from exaserve.domain.errors import ConfigError
 from exaserve.engines import ENGINES
 from exaserve.engines.checkpoint import own_quantization
-from exaserve.perfmodel import profile
 from exaserve.planning import find_shape
 
 __all__ = ["Given", "check_pool", "problem_at"]
@@ -94,17 +94,7 @@ def _check_idle(path: str, given: Given) -> Iterator[Problem]:
 def _check_emulated(pool: Pool, path: str, given: Given) -> Iterator[Problem]:
     """The performance model must know the model and the hardware, and the one must fit on the other."""
     try:
-        profile(
-            pool.hardware,
-            pool.model,
-            pool.precision,
-            tp=pool.tensor_parallel_size,
-            pp=pool.pipeline_parallel_size,
-            max_num_seqs=pool.max_num_seqs,
-            token_budget=pool.emulator.token_budget,
-            block_size=pool.emulator.block_size,
-            max_model_len=pool.max_model_len or None,
-        )
+        predicted_profile(pool)
     except ConfigError as error:
         field = {"hardware": "hardware", "precision": "precision"}.get(error.param or "", "model")
         yield problem_at(given, path + field, error.message)

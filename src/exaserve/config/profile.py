@@ -115,6 +115,11 @@ def pool_engine_profile(pool: Pool) -> EngineProfile:
             max_num_seqs=found.limits.get("max_num_seqs") or pool.max_num_seqs,
             token_budget=found.limits.get("token_budget") or pool.emulator.token_budget,
         )
+    return predicted_profile(pool)
+
+
+def predicted_profile(pool: Pool) -> EngineProfile:
+    """How fast one replica of a pool is by the performance model. ConfigError as :func:`pool_engine_profile`."""
     return profile(
         pool.hardware,
         pool.model,

@@ -33,7 +33,7 @@ PAUSE_SHARE = 4.0
 """And this many times what the last answer took to read: thousands of instances come as one answer of megabytes."""
 PAUSE_MAX_S = 0.5
 POLL_S = 1.0
-"""Between two queries of a server that gives no index, so that it does not block."""
+"""Before the next query where an answer has no index, or one that goes backwards: the query after it does not block."""
 QUERIES_PER_S = 2.0
 QUERIES_BURST = 10
 """Queries in the long run, and at once: a server that answers without blocking, or a service whose index moves all the
@@ -170,7 +170,7 @@ class ConsulDiscovery(Source):
         if new != index or not index:
             self._take(entries)
         took_s = asyncio.get_running_loop().time() - began
-        pause_s = min(max(PAUSE_MIN_S, PAUSE_SHARE * took_s), PAUSE_MAX_S) if new else POLL_S
+        pause_s = min(max(PAUSE_MIN_S, PAUSE_SHARE * took_s), PAUSE_MAX_S) if new >= max(index, 1) else POLL_S
         await asyncio.sleep(pause_s * self._rng.uniform(1.0, 1.5))
         return 0 if new < index else new
 

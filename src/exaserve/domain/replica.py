@@ -20,7 +20,7 @@ class ReplicaSpec:
         id: stable name, such as ``node3/r7`` or ``127.0.0.1:8001``; unique in the cluster.
         url: ``http://host:port`` with no path.
         models: names this replica answers for; empty until ``/v1/models`` has been asked.
-        version: release the replica belongs to (traffic weights are per version).
+        version: release the replica belongs to, as status shows it; traffic is not divided by it.
         node: machine it runs on, "" if unknown.
         engine: key of :data:`exaserve.engines.ENGINES`; "auto" finds it out from the replica's metrics.
         weight: share of traffic relative to equal replicas, 0 takes it out, 1 is normal.
