@@ -92,6 +92,20 @@ def test_a_printed_peak_has_the_graphs_in_it_and_they_are_not_taken_twice() -> N
     assert (own.activation + own.graphs) / GIB == pytest.approx(1.04, rel=0.15)
 
 
+def test_without_a_demand_it_is_the_fewest_nodes_stages_and_cards_that_start() -> None:
+    def cut(model: str, **more: object) -> tuple[int, int]:
+        best = make_plan(ask(model, demand_given=False, **more)).best
+        assert best is not None
+        return best.placement.tp, best.placement.pp
+
+    assert cut("Llama-3.1-8B") == (1, 1)
+    assert cut("Llama-3.1-70B") == (4, 1)
+    assert cut("deepseek-ai/DeepSeek-R1") == (8, 2)
+    # What does not start on eight ranks does on four and two stages, whose graphs and cache are smaller.
+    assert cut(BIG, version=parse_engine("0.20"), max_model_len=131_072) == (8, 1)
+    assert cut(BIG, version=parse_engine("0.26"), max_model_len=131_072) == (4, 2)
+
+
 # The network
 
 
@@ -284,6 +298,9 @@ def test_slices_are_planned_one_engine_each() -> None:
     assert plan.best.placement == Parallelism(1, 1)
     assert plan.cost is not None
     assert plan.cost.hour == pytest.approx(plan.replicas * 2.5 / 4)
+    joined = make_plan(ask("Llama-3.1-8B", "H100-2g.20gb", tp=2, demand_given=False, max_model_len=4096))
+    assert joined.best is not None
+    assert "cannot be joined" in " ".join(joined.best.reasons)
     for name in ("H100-5g.10gb", "L40S-1g.10gb", "1g.10gb"):
         with pytest.raises(ConfigError, match=r"slice"):
             find_hardware(name)

@@ -121,7 +121,7 @@ def candidates(r: PlanRequest) -> list[Parallelism]:
     sizes = [r.tp] if r.tp else [t for t in (1, 2, 4, 6, 8, 12, 16, 32, 64, 72) if t <= widest]
     found = []
     for tp in sizes:
-        stages = [r.pp] if r.pp else _stages(r, tp)
+        stages = [r.pp] if r.pp else [1] if r.fleet.hardware.slice_of else _stages(r, tp)
         for pp in stages:
             for ep in [r.ep] if r.ep is not None else [False, True]:
                 placement = Parallelism(tp, pp, bool(ep), r.partition if len(r.partition) == pp else ())
@@ -153,6 +153,8 @@ def evaluate(r: PlanRequest, placement: Parallelism, demand: TrafficDemand | Non
     reasons = list(memory.refusals)
     if placement.pp > STAGES_MAX:
         reasons.append(f"{placement.pp} pipeline stages: above {STAGES_MAX} the bubble eats the gain")
+    if r.fleet.hardware.slice_of and placement.cards > 1:
+        reasons.append(f"{placement.cards} MIG slices cannot be joined: NCCL has no path between them")
     measured = r.profile.limits.get("kv_tokens_max", 0) if r.profile else 0
     if measured and measured < r.length:
         reasons.append(f"the profile's replica holds {measured:,} tokens, a request takes up to {r.length:,}")

@@ -97,9 +97,13 @@ class ClusterPlan:
     bubble: float
 
 
-def _rank(option: Option) -> tuple[float, ...]:
-    """Working before not, cheap before dear, then few ranks."""
+def _rank(option: Option, demand_given: bool = True) -> tuple[float, ...]:
+    """Working before not, cheap before dear, then few ranks. Without a demand: what starts on the fewest nodes, stages
+    and cards.
+    """
     p = option.placement
+    if not demand_given and option.memory.fits:
+        return (0 if option.works else 1, option.count.nodes_per_replica, p.pp, p.cards)
     if option.works and option.needed is not None:
         return (0, option.cards, p.pp, p.tp)
     # Of those that do not: what at least starts, then what carries most per card.
@@ -109,7 +113,7 @@ def _rank(option: Option) -> tuple[float, ...]:
 def make_plan(r: PlanRequest) -> ClusterPlan:
     """Plans. Raises ConfigError where the question contradicts itself."""
     demand = r.demand.with_targets(r.targets)
-    options = sorted((evaluate(r, p, demand) for p in candidates(r)), key=_rank)
+    options = sorted((evaluate(r, p, demand) for p in candidates(r)), key=lambda o: _rank(o, r.demand_given))
     best = options[0] if options else None
     works = best is not None and best.works
     nodes, replicas, now = _deployment(r, best, demand)

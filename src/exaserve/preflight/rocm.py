@@ -179,7 +179,8 @@ class _Judge:
             parts.append(
                 f"{len(large)} {'group' if direct else 'island'}{'s' if len(large) > 1 else ''} of {len(large[0])}"
             )
-        said = ", ".join(f"{kind} x {count}" for kind, count in kinds.most_common())
+        ranked = sorted(kinds.items(), key=lambda each: (each[0].startswith("farther"), -each[1], each[0]))
+        said = ", ".join(f"{kind} x {count}" for kind, count in ranked)
         parts += [said or "no pairs", f"{len(units)} unit{'s' if len(units) != 1 else ''} of {size}"]
         facts = {
             "cards": cards,
