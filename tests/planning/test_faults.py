@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import yaml
 from tests.planning.test_plan import ask
 
+from exaserve.agent.machine import NodeMachine
+from exaserve.agent.plan import plan_node
 from exaserve.cli.plan_inputs import with_profile
 from exaserve.config import parse_cluster
 from exaserve.domain.errors import ConfigError
@@ -93,8 +96,8 @@ def test_a_printed_peak_has_the_graphs_in_it_and_they_are_not_taken_twice() -> N
 
 
 def test_without_a_demand_it_is_the_fewest_nodes_stages_and_cards_that_start() -> None:
-    def cut(model: str, **more: object) -> tuple[int, int]:
-        best = make_plan(ask(model, demand_given=False, **more)).best
+    def cut(model: str, version: str = "", length: int = 0) -> tuple[int, int]:
+        best = make_plan(ask(model, demand_given=False, version=parse_engine(version), max_model_len=length)).best
         assert best is not None
         return best.placement.tp, best.placement.pp
 
@@ -102,8 +105,8 @@ def test_without_a_demand_it_is_the_fewest_nodes_stages_and_cards_that_start() -
     assert cut("Llama-3.1-70B") == (4, 1)
     assert cut("deepseek-ai/DeepSeek-R1") == (8, 2)
     # What does not start on eight ranks does on four and two stages, whose graphs and cache are smaller.
-    assert cut(BIG, version=parse_engine("0.20"), max_model_len=131_072) == (8, 1)
-    assert cut(BIG, version=parse_engine("0.26"), max_model_len=131_072) == (4, 2)
+    assert cut(BIG, "0.20", 131_072) == (8, 1)
+    assert cut(BIG, "0.26", 131_072) == (4, 2)
 
 
 # The network
@@ -383,6 +386,29 @@ def test_the_head_says_what_the_file_starts_and_a_node_has_the_cards(engine: str
     assert replicas >= needed
     if engine == "emulator":
         assert "emulators" in text.split("nodes:")[0]
+
+
+@pytest.mark.parametrize(
+    ("model", "more", "pools"),
+    [("Llama-3.1-8B", {}, True), ("Llama-3.1-8B", {"nodes": 2}, False), ("Llama-3.1-70B", {"fmt": "fp8"}, False)],
+)
+def test_an_agent_of_a_node_of_eight_cards_can_start_what_is_written(
+    model: str, more: dict[str, object], pools: bool, tmp_path: Path
+) -> None:
+    plan = make_plan(ask(model, "H100", reference_demand(40.0), **more))  # type: ignore[arg-type]
+    cluster = parse_cluster(cluster_file(plan, pools=pools))
+    machine = NodeMachine(family="cuda", devices=(0, 0, 0, 0, 1, 1, 1, 1))
+    for node in cluster.nodes:
+        units = plan_node(cluster, node, machine, tmp_path)
+        taken = [device for unit in units for device in unit.devices]
+        assert len(taken) == len(set(taken)) <= 8
+
+
+def test_slices_are_not_written_for_engines_that_get_whole_cards() -> None:
+    plan = make_plan(ask("Llama-3.2-3B", "H100-2g.20gb", TrafficDemand((RequestClass("x", 500, 100, 2.0),))))
+    with pytest.raises(ConfigError, match="whole cards"):
+        cluster_file(plan)
+    assert cluster_file(plan, "emulator")
 
 
 def test_pools_that_do_not_fit_into_the_given_nodes_are_refused() -> None:

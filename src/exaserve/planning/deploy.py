@@ -86,6 +86,12 @@ def _check_engine(plan: ClusterPlan, engine: str) -> None:
             f"The plan's memory is {planned}'s; a file for {engine} needs a plan of its own (--engine).",
             param="write_engine",
         )
+    if engine == planned and plan.request.fleet.hardware.slice_of:
+        raise ConfigError(
+            "Agents give engines whole cards, and MIG slices are named by their UUIDs only: start these engines "
+            "yourself and list them under replicas.",
+            param="write",
+        )
     arch = plan.request.arch
     online = ("fp8", "bnb4") if planned == "vllm" else ("fp8",)
     if engine == planned and arch.fmt.quantised and not _published(plan) and arch.fmt.name not in online:
