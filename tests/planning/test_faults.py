@@ -395,7 +395,7 @@ def test_the_head_says_what_the_file_starts_and_a_node_has_the_cards(engine: str
 def test_an_agent_of_a_node_of_eight_cards_can_start_what_is_written(
     model: str, more: dict[str, object], pools: bool, tmp_path: Path
 ) -> None:
-    plan = make_plan(ask(model, "H100", reference_demand(40.0), **more))  # type: ignore[arg-type]
+    plan = make_plan(ask(model, "H100", reference_demand(40.0), **more))
     cluster = parse_cluster(cluster_file(plan, pools=pools))
     machine = NodeMachine(family="cuda", devices=(0, 0, 0, 0, 1, 1, 1, 1))
     for node in cluster.nodes:

@@ -126,6 +126,28 @@ def test_a_log_beside_its_prediction() -> None:
     assert "outside PyTorch" not in rows  # this log does not say
 
 
+COUNTED = """\
+(EngineCore pid=1) INFO 07-30 [core.py:121] Initializing a V1 LLM engine (v0.26.0) with config: model='Qwen/Qwen3-8B'
+(EngineCore pid=1) INFO 07-30 [gpu_model_runner.py:6737] Estimated CUDA graph memory: 0.58 GiB total
+(EngineCore pid=1) INFO 07-30 [gpu_worker.py:560] Available KV cache memory: 13.33 GiB
+(EngineCore pid=1) INFO 07-30 [gpu_worker.py:726] Actual usage is 15.27 GiB for weight, 1.96 GiB for peak activation, \
+0.07 GiB for non-torch memory, and 0.65 GiB for CUDAGraph memory.
+"""
+
+
+def test_a_log_of_an_engine_that_counts_its_graphs() -> None:
+    facts = read_log(COUNTED)
+    assert (facts.version.minor, facts.get("graphs_gib"), facts.get("activation_gib")) == (26, 0.58, 1.96)
+    assert (facts.get("weights_gib"), facts.get("non_torch_gib")) == (15.27, 0.07)
+    request = MemoryRequest(
+        model_from_name("Qwen/Qwen3-8B"), HARDWARE["L40S"], version=facts.version, max_model_len=8192
+    )
+    plan = plan_memory(request)
+    rows = {r.name: r.predicted for r in compare(facts, plan)}
+    stage = plan.stages[0]
+    assert rows["activation peak"] == pytest.approx((stage.activation + stage.graphs) / 2**30)
+
+
 @given(
     st.sampled_from([V1, V0, SGLANG, REFUSED, NEWEST]), st.integers(0, 1500), st.integers(0, 1500), st.text(max_size=20)
 )
