@@ -45,6 +45,8 @@ def test_a_chat_request() -> None:
     assert 1000 <= found.prompt_tokens <= 1020
     assert found.total_tokens_max == found.prompt_tokens + 50
     assert len(found.prefix) >= 7
+    assert found.route == "/v1/chat/completions"
+    assert facts({"messages": [], "model": "m"}).total_tokens_max == 0, "any room for an answer will do"
 
 
 def test_the_next_turn_shares_its_prefix() -> None:

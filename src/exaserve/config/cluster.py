@@ -382,6 +382,8 @@ SCHEMA = Schema(
             "ring_vnodes": Limits(low=1, high=4096),
             "bounded_load": Limits(low=1),
             "prefill_tokens_per_s": _POSITIVE,
+            "reject_shun_s": _POSITIVE,
+            "reject_shun_max_s": _POSITIVE,
             "learn_span": Limits(low=1),
             "learn_span_calibrated": Limits(low=1),
             "learn_window_s": _POSITIVE,

@@ -26,6 +26,7 @@ class RequestFacts:
         prompt_bytes: bytes of prompt text, to learn bytes per token from the engine's ``usage``.
         priority: larger goes first in the admission queue; 0 is normal.
         tenant: whose request it is, for fairness in the admission queue ("" is the anonymous tenant).
+        route: what kind of request it is, as its path says; "" where answers of its kind are not to be compared.
     """
 
     model: str
@@ -38,6 +39,7 @@ class RequestFacts:
     prompt_bytes: int = 0
     priority: int = 0
     tenant: str = ""
+    route: str = ""
 
     # By hand: one is made for every request, and what ``dataclass`` would write is not compiled with the rest.
     def __init__(
@@ -52,6 +54,7 @@ class RequestFacts:
         prompt_bytes: int = 0,
         priority: int = 0,
         tenant: str = "",
+        route: str = "",
     ) -> None:
         self.model = model
         self.prompt_tokens = prompt_tokens
@@ -63,6 +66,7 @@ class RequestFacts:
         self.prompt_bytes = prompt_bytes
         self.priority = priority
         self.tenant = tenant
+        self.route = route
 
 
 class Outcome(Enum):
@@ -75,7 +79,10 @@ class Outcome(Enum):
     REPLICA_ERROR = "replica_error"
     """The replica answered 5xx."""
     REJECTED = "rejected"
-    """The replica answered 4xx: no work was done, and it says nothing about the replica."""
+    """The replica answered 4xx: no work was done, and it says nothing about the replica unless its peers accept such
+    requests."""
+    BUSY = "busy"
+    """The replica answered 429: it is full, which says nothing about the request either."""
 
 
 @dataclass(slots=True, init=False)

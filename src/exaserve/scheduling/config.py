@@ -47,8 +47,11 @@ class SchedulerConfig:
         memory_steep_s: cost of a placement that would fill KV completely, seconds; grows from 0 at the watermark.
         failure_s: added for each recent failure of the replica, seconds, so that failing fast attracts nothing
             before the breaker opens.
+        reject_shun_s / reject_shun_max_s: how long a replica gets no request of a kind that it answers with 4xx and its
+            peers do not, seconds: the first time, and at most; doubled each time that it still does. Longer spares
+            clients' errors, shorter finds a mended replica sooner.
         away_share: toll on a replica that is another gateway's home, as a share of the mean prefill time of a request:
-           half as much where this gateway is next in line, 1.5 times as much where it is last, so that those
+            half as much where this gateway is next in line, 1.5 times as much where it is last, so that those
             who find nobody idle at home still choose differently. Without it, gateways with the same picture choose
             the same idle replica within the time they need to tell each other; with much of it, each is confined to
             its home, and short requests wait there.
@@ -87,6 +90,8 @@ class SchedulerConfig:
     decode_seq_s: float = 0.01
     memory_steep_s: float = 10.0
     failure_s: float = 0.5
+    reject_shun_s: float = 10.0
+    reject_shun_max_s: float = 300.0
     away_share: float = 0.15
     away_weight: float = 0.3
     lean_share: float = 0.4

@@ -64,11 +64,14 @@ def candidates(pool: ModelPool, prefix: PrefixIndex, facts: RequestFacts, now: f
     """Every member of ``pool``, priced by entropy or out."""
     levels = prefix.match(facts.prefix)
     tokens_per_byte = pool.stats.cache_trust / pool.stats.bytes_per_token
+    shunned = pool.rejections.shunned.get(facts.route, {})
     rows = []
     for ledger in pool.members.values():
         held = next((size for size, bits in levels if bits >> ledger.index & 1), 0)
         cached = min(held * tokens_per_byte, max(facts.prompt_tokens - 1.0, 0.0))
         out = why_not(ledger, facts)
+        if out is None and ledger.id in shunned:
+            out = f"answers {facts.route} with 4xx, its peers do not"
         parts = terms(ledger, facts, cached, now) | {"cached_tokens": cached}
         rows.append(Candidate(ledger.id, out, None if out else cost(ledger, facts, cached, now), parts))
     rows.sort(key=lambda c: (c.out is not None, c.cost_s if c.cost_s is not None else math.inf))

@@ -75,6 +75,7 @@ class Membership:
         ledger.forget_report()
         for pool in self.pools.values():
             pool.by_index.pop(ledger.index, None)
+            pool.rejections.forgive(ledger.id)
         ledger.index = self._take_index()
         for model in ledger.spec.models:
             self.pools[model].by_index[ledger.index] = ledger
@@ -123,7 +124,7 @@ class Membership:
     def _join(self, model: str, ledger: ReplicaLedger) -> None:
         pool = self.pools.get(model)
         if pool is None:
-            pool = self.pools[model] = ModelPool(model, self._config.ring_vnodes)
+            pool = self.pools[model] = ModelPool(model, self._config)
         pool.add(ledger)
 
     def _leave(self, model: str, ledger: ReplicaLedger) -> None:
@@ -138,6 +139,7 @@ class Membership:
         for model, pool in self.pools.items():
             assert pool.members, model
             assert pool.inflight >= 0
+            pool.rejections.validate()
             assert pool.eligible == [each for each in pool.members.values() if each.eligible]
         assert len(self._idle) <= _IDLE_SETS_MAX
         for idle in self._idle.values():

@@ -140,7 +140,7 @@ class Peers:
         elif len(told) >= TOLD_MAX:
             self.done(peer, next(iter(told)), placed_at)
         placement = Placement(
-            ledger, "", placed_at, 0.0, tokens, ledger.prefill_s(tokens), 0, kv_tokens, stream, 0, foreign=True
+            ledger, "", placed_at, 0.0, tokens, ledger.prefill_s(tokens), 0, kv_tokens, stream, 0, "", foreign=True
         )
         ledger.charge(placement, placed_at)
         told[ref] = placement

@@ -22,10 +22,11 @@ class Placement(Charge):
         model: the pool it was placed in, "" for one that another gateway told.
         cost_s: what the policy believed this placement costs, seconds (0 for policies that price nothing).
         cached_tokens: prompt tokens believed to be in the prefix cache.
+        route: kind of request, "" for one that another gateway told.
         prompt_bytes: bytes of prompt text, to learn bytes per token from.
     """
 
-    __slots__ = ("cached_tokens", "cost_s", "ledger", "model", "prompt_bytes", "replica_id", "url")
+    __slots__ = ("cached_tokens", "cost_s", "ledger", "model", "prompt_bytes", "replica_id", "route", "url")
 
     def __init__(
         self,
@@ -39,6 +40,7 @@ class Placement(Charge):
         kv_tokens: int,
         stream: bool,
         prompt_bytes: int,
+        route: str = "",
         foreign: bool = False,
     ) -> None:
         super().__init__(placed_at, tokens, work_s, kv_tokens, stream, foreign)
@@ -46,6 +48,7 @@ class Placement(Charge):
         self.replica_id: ReplicaId = ledger.id
         self.url = ledger.url
         self.model = model
+        self.route = route
         self.cost_s = cost_s
         self.cached_tokens = cached_tokens
         self.prompt_bytes = prompt_bytes

@@ -8,9 +8,11 @@ from collections.abc import Iterable, Iterator
 from hashlib import blake2b
 
 from exaserve.domain.replica import ReplicaId
+from exaserve.scheduling.config import SchedulerConfig
 from exaserve.scheduling.idle import IdleSet
 from exaserve.scheduling.learning import ModelStats
 from exaserve.scheduling.ledger import ReplicaLedger
+from exaserve.scheduling.rejections import Rejections
 
 __all__ = ["HashRing", "ModelPool", "session_hash"]
 
@@ -92,6 +94,7 @@ class ModelPool:
             change, so that thousands of replicas that join at once cost one rebuild and not one each.
         penalty_min: the least penalty of those, whose share of traffic is the largest.
         uneven: not all of them have the same share.
+        rejections: which of them reject what their peers accept.
         idle: where its idle replicas stand, home first; one or two where all serve the same models.
         inflight: this pool's placements not yet released, count.
     """
@@ -106,13 +109,15 @@ class ModelPool:
         "members",
         "model",
         "penalty_min",
+        "rejections",
         "stats",
         "uneven",
         "version",
     )
 
-    def __init__(self, model: str, ring_vnodes: int) -> None:
+    def __init__(self, model: str, config: SchedulerConfig) -> None:
         self.model = model
+        self.rejections = Rejections(config.reject_shun_s, config.reject_shun_max_s)
         self.members: dict[ReplicaId, ReplicaLedger] = {}
         self.by_index: dict[int, ReplicaLedger] = {}
         self._eligible: list[ReplicaLedger] | None = []
@@ -122,7 +127,7 @@ class ModelPool:
         self.uneven = False
         self.stats = ModelStats()
         self.version = 0
-        self._ring_vnodes = ring_vnodes
+        self._ring_vnodes = config.ring_vnodes
         self._ring: HashRing | None = None
 
     @property
@@ -142,6 +147,7 @@ class ModelPool:
 
     def remove(self, replica: ReplicaId) -> None:
         ledger = self.members.pop(replica)
+        self.rejections.forgive(replica)
         self.by_index.pop(ledger.index, None)
         if self._ring is not None:
             self._ring.remove(replica)

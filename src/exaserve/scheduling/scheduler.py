@@ -147,6 +147,20 @@ class Scheduler:
             ledger.standing.suspicion = max(factor, 1.0)
             self._members.changed(ledger)
 
+    def shunned(self) -> dict[tuple[str, str], tuple[ReplicaId, ...]]:
+        """Replicas that reject what their peers accept, by model and route of such requests (see ``rejections``)."""
+        return {
+            (model, route): tuple(replicas)
+            for model, pool in self._pools.items()
+            for route, replicas in pool.rejections.shunned.items()
+        }
+
+    def forgive(self, replica: ReplicaId, model: str, route: str) -> None:
+        """The replica has answered a probe of that model and route well: it gets such requests again."""
+        pool = self._pools.get(model)
+        if pool is not None:
+            pool.rejections.forgive(replica, route)
+
     def report(self, report: Report, now: float) -> None:
         """Take a replica's telemetry. Stale, older than the one held, or of an unknown replica: ignored."""
         ledger = self._ledgers.get(report.replica)
@@ -221,6 +235,7 @@ class Scheduler:
             facts.prompt_tokens + facts.output_tokens,
             facts.stream,
             facts.prompt_bytes,
+            facts.route,
         )
         ledger.charge(placement, now)
         pool.inflight += 1
@@ -234,6 +249,10 @@ class Scheduler:
         policy: Policy, pool: ModelPool, facts: RequestFacts, now: float, exclude: Collection[ReplicaId]
     ) -> tuple[Pick | None, RequestFacts]:
         """The policy's choice, and the request as it was chosen for."""
+        if pool.rejections.shunned and (shunned := pool.rejections.avoid(facts.route, now)):
+            avoid = {*exclude, *shunned}
+            if any(each.id not in avoid for each in pool.eligible):
+                exclude = avoid  # where the others are full it waits for one of them
         pick = policy.pick(pool, facts, now, exclude)
         if pick is None and (cut := _cut_to_fit(pool, facts)) is not None:
             return policy.pick(pool, cut, now, exclude), cut
@@ -250,6 +269,10 @@ class Scheduler:
         if pool is None:
             return
         pool.inflight = max(pool.inflight - 1, 0)
+        rejected = outcome is Outcome.REJECTED
+        if rejected or (outcome is Outcome.COMPLETED and pool.rejections):
+            members = len(pool.eligible)
+            pool.rejections.answered(placement.route, placement.replica_id, now, rejected, members)
         if usage is not None:
             pool.stats.observe(placement.prompt_bytes, usage.prompt_tokens, usage.completion_tokens)
             if placement.cached_tokens > 0:

@@ -187,11 +187,10 @@ class Exchange:
         if ticket is not None:
             core.metrics.queue_wait(core.clock() - ticket.offered_at)
         retry_s = core.admission.config.retry_after_s
+        model = self.facts.model
         if ticket is not None and ticket.displaced:
             self._fail(QueueFull("The queue is full and others hold less of it; retry later.", retry_after_s=retry_s))
-            return
-        model = self.facts.model
-        if model in core.scheduler.ready_models():
+        elif model in core.scheduler.ready_models():
             self._fail(QueueTimeout(f"All replicas of {model!r} stayed busy; retry later.", retry_after_s=retry_s))
         else:
             self._fail(NoReplicaReady(f"No replica of {model!r} became ready in time.", retry_after_s=retry_s))
@@ -339,7 +338,7 @@ class Exchange:
         core.budget.take(now)
         self._tried = tried
         self._drop_upstream()
-        core.scheduler.release(old, now, Outcome.REJECTED if status < 500 else Outcome.REPLICA_ERROR)
+        core.scheduler.release(old, now, _outcome(status))
         core.metrics.retried(old.replica_id, f"status_{status}")
         self._go(result, now)
         return True
@@ -489,7 +488,8 @@ class Exchange:
 def _outcome(status: int) -> Outcome:
     if status < 400:
         return Outcome.COMPLETED
-    return Outcome.REJECTED if status < 500 else Outcome.REPLICA_ERROR
+    rejected = Outcome.BUSY if status == 429 else Outcome.REJECTED
+    return rejected if status < 500 else Outcome.REPLICA_ERROR
 
 
 def _deadline_s(value: bytes) -> float:

@@ -57,7 +57,7 @@ def inspect(request: Request, route: Route, estimator: Estimator) -> RequestFact
     if data[:1] == b"-":  # no JSON begins so, and every multipart body does
         kind = header(request.head, b"content-type")
         if kind[:19].lower() == b"multipart/form-data":
-            return _multipart(request, kind)
+            return _multipart(request, kind, route)
     body = _parse(data)
     model = body.model
     if type(model) is not str or not model or len(model) > _MODEL_CHARS_MAX:
@@ -88,6 +88,10 @@ def inspect(request: Request, route: Route, estimator: Estimator) -> RequestFact
         block_hashes(text),
         prompt_bytes,
         _priority(request.priority) if request.priority else 0,
+        "",
+        route.name
+        if route.kind is Kind.JSON
+        else "",  # other paths hold ids, and what they name is kept by one replica
     )
 
 
@@ -185,7 +189,7 @@ def _priority(value: bytes) -> int:
         return 0
 
 
-def _multipart(request: Request, content_type: bytes) -> RequestFacts:
+def _multipart(request: Request, content_type: bytes, route: Route) -> RequestFacts:
     """Facts of a form upload (audio): its fields ``model`` and ``stream``, wherever they stand among the parts."""
     found = re.search(rb'boundary=(?:"([^"]{1,70})"|([^\s;]{1,70}))', content_type)
     if found is None:
@@ -201,6 +205,7 @@ def _multipart(request: Request, content_type: bytes) -> RequestFacts:
         stream=fields.get("stream", "").lower() == "true",
         session=_header_session(request),
         priority=_priority(request.priority),
+        route=route.name,
     )
 
 
