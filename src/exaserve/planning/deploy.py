@@ -64,7 +64,7 @@ def cluster_file(plan: ClusterPlan, engine: str = "vllm", pools: bool = False) -
             )
     nodes, counts = _rounded(plan, groups)
     lines = _head(plan, groups, nodes, counts, engine)
-    lines.append(f"nodes: {nodes}")
+    lines += [f"nodes: {nodes}", f"accelerators_per_node: {plan.request.fleet.cards_per_node}"]
     if len(groups) > 1:
         lines.append("pools:")
     for index, (group, per_node) in enumerate(zip(groups, counts, strict=True)):
