@@ -139,6 +139,7 @@ def bench(*arguments: object) -> tuple[int, str]:
 
 
 LOAD = ("--workload", "B", "--rate", "1", "--duration", "12", "--warmup", "2", "--processes", "1", "--drain", "30")
+BRIEF = ("--workload", "A", "--rate", "2", "--duration", "6", "--warmup", "1", "--processes", "1", "--drain", "20")
 
 
 def test_kv_use_of_every_replica_and_accelerator_use_reach_the_verdict(cluster, tmp_path):
@@ -177,7 +178,7 @@ def test_what_prometheus_does_not_know_is_missed_and_said(cluster, tmp_path):
     result = tmp_path / "run.json"
     with prometheus(tmp_path, {"gateway": port}) as url:
         code, output = bench(
-            f"http://127.0.0.1:{port}", *LOAD, "--slo", "gpu_use>=0.1", "--prometheus", url, "--json", result
+            f"http://127.0.0.1:{port}", *BRIEF, "--slo", "gpu_use>=0.1", "--prometheus", url, "--json", result
         )
         assert code in (1, 4)
         doc = json.loads(result.read_text())
