@@ -66,6 +66,7 @@ async def node(
     log_path: Path | None = None,
     host: Any = None,
     state: StateFolder | None = None,
+    registrar: Any = None,
     **pool,
 ) -> AsyncIterator[Any]:
     entry = NodeEntry(name="n", address="127.0.0.1")
@@ -87,6 +88,7 @@ async def node(
         engine_api_key=api_key,
         clock=clock,
         state=state,
+        registrar=registrar,
     )
     agent.lines = lines  # type: ignore[attr-defined]
     agent.start()

@@ -13,6 +13,7 @@ from exaserve.agent.host import EngineHost
 from exaserve.agent.lifecycle import UnitState
 from exaserve.agent.meters import Meters
 from exaserve.agent.plan import UnitPlan
+from exaserve.agent.registering import Registrar
 from exaserve.agent.reloading import Reloader
 from exaserve.agent.sampler import Sample
 from exaserve.agent.state_folder import Hold, StateFolder, hold_after
@@ -50,6 +51,7 @@ class NodeAgent:
         host: where engines run.
         meters: the machine's figures; shared by agents that share a machine.
         engine_api_key: what the engines want as bearer token, "" for none.
+        registrar: tells Consul of the replicas, None where nobody asks for that.
         state: its folder, which it opens at once; None keeps nothing.
         clock: monotonic seconds.
 
@@ -70,6 +72,7 @@ class NodeAgent:
         token: bytes | None = None,
         engine_api_key: str = "",
         tls: ssl.SSLContext | None = None,
+        registrar: Registrar | None = None,
         state: StateFolder | None = None,
         rng: Random | None = None,
         clock: Callable[[], float] = time.monotonic,
@@ -83,6 +86,7 @@ class NodeAgent:
         self._meters = meters
         self._host = host
         self._engine_api_key = engine_api_key
+        self._registrar = registrar
         self._state = state
         self._holds: dict[str, Hold] = {} if state is None else state.open()
         if state is not None and state.problem:
@@ -126,6 +130,8 @@ class NodeAgent:
             uplink.start()
         for unit in self.units.values():
             unit.start()
+        if self._registrar is not None:
+            self._registrar.start(self.units)
         # Agents of a cluster must not all send in the same millisecond.
         self._timer = asyncio.get_running_loop().call_later(self.settings.interval_s * self._rng.random(), self._tick)
 
@@ -142,6 +148,8 @@ class NodeAgent:
                 if timer is not None:
                     timer.cancel()
             await asyncio.gather(*(uplink.close() for uplink in self.uplinks))
+            if self._registrar is not None:
+                await self._registrar.close()
             if self._state is not None:
                 self._state.close()
 
@@ -206,6 +214,8 @@ class NodeAgent:
     def _unit_changed(self, unit: ReplicaUnit) -> None:
         """Tells the gateways soon, so that what changes together is told together; at once where it matters."""
         replica = unit.spec.id
+        if self._registrar is not None:
+            self._registrar.poke()
         self._changed.add(replica)
         if not unit.serving:
             self._records.pop(replica, None)

@@ -274,6 +274,7 @@ def build(cluster: Cluster, nodes: tuple[NodeEntry, ...], log: EventLog) -> tupl
     from exaserve.agent.host import ProcessHost
     from exaserve.agent.meters import Meters
     from exaserve.agent.node import NodeAgent
+    from exaserve.agent.registering import Registrar
     from exaserve.agent.state_folder import StateFolder
     from exaserve.local.null_host import MixedHost, NullHost
     from exaserve.wire.tls import mutual_tls
@@ -306,6 +307,7 @@ def build(cluster: Cluster, nodes: tuple[NodeEntry, ...], log: EventLog) -> tupl
             token=None if token is None else token.encode(),
             engine_api_key=key,
             tls=tls,
+            registrar=None if settings.register is None else Registrar(node.name, settings.register, log),
             state=state(node.name),
         )
         for node in nodes

@@ -16,6 +16,7 @@ from exaserve.config.settings import (
     Timeouts,
 )
 from exaserve.config.show import diff, to_yaml, without_limits
+from exaserve.config.sources import ConsulRegisterSettings
 from exaserve.config.start import refuse_start
 from exaserve.config.urls import is_loopback, join_address, replica_from_url, same_address, split_address, split_url
 
@@ -23,6 +24,7 @@ __all__ = [
     "AgentSettings",
     "ClientLimits",
     "Cluster",
+    "ConsulRegisterSettings",
     "EmulatorSettings",
     "Environment",
     "GatewaySettings",

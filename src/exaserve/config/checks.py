@@ -12,7 +12,7 @@ from exaserve.config.document import Problem
 from exaserve.config.pool_checks import Given, check_pool, problem_at
 from exaserve.config.scalars import show_duration
 from exaserve.config.settings import AgentSettings
-from exaserve.config.sources import discovery_problems
+from exaserve.config.sources import discovery_problems, register_problems
 from exaserve.config.urls import (
     check_host,
     is_every_address,
@@ -221,6 +221,8 @@ def _check_agents(agents: AgentSettings, given: Given) -> Iterator[Problem]:
             split_address(text)
         except ValueError as error:
             yield problem_at(given, f"agents.gateways[{i}]", str(error))
+    for field, message in register_problems(agents.register) if agents.register is not None else ():
+        yield problem_at(given, f"agents.register.{field}", message)
     if agents.lost_s < 3 * agents.interval_s:
         path = "agents.lost" if "agents.lost_s" in given else "agents.interval"
         message = (

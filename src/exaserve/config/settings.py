@@ -6,6 +6,8 @@ from typing import Literal
 
 import msgspec
 
+from exaserve.config.sources import ConsulRegisterSettings
+
 __all__ = [
     "AgentSettings",
     "ClientLimits",
@@ -159,6 +161,7 @@ class AgentSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         drain_s: how long a stop waits for requests in flight.
         stop_s: from SIGTERM to SIGKILL.
         log_bytes_max: size at which an engine's log is moved aside; the one before it is deleted.
+        register: a Consul service as whose instances agents register their replicas.
     """
 
     enabled: bool = False
@@ -184,6 +187,7 @@ class AgentSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     drain_s: float = 30.0
     stop_s: float = 10.0
     log_bytes_max: int = 64 * 1024 * 1024
+    register: ConsulRegisterSettings | None = None
 
 
 Backend = Literal["auto", "nccl", "rccl", "ib", "infiniband", "rdma", "roce", "socket", "tcp", "ethernet"]

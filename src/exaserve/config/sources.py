@@ -11,12 +11,14 @@ from exaserve.config.urls import split_address
 
 __all__ = [
     "SOURCE_KINDS",
+    "ConsulRegisterSettings",
     "ConsulSettings",
     "DiscoverySettings",
     "DnsSettings",
     "FileSettings",
     "KubernetesSettings",
     "discovery_problems",
+    "register_problems",
 ]
 
 
@@ -56,6 +58,28 @@ class ConsulSettings(_Common, frozen=True, kw_only=True, forbid_unknown_fields=T
     tls_server_name: str = ""
     wait_s: float = 15.0
     stale: bool = False
+
+
+class ConsulRegisterSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Where a node's agent registers its replicas, for gateways and others that look into Consul.
+
+    Attributes:
+        service: name of the service whose instances they become.
+        server: base URL of the Consul agent on the node.
+        token_file: ACL token with ``service:write``.
+        ca_file / cert_file / key_file: PEM files for an https server.
+        tags: of every instance.
+        ttl_s: a replica whose agent is silent for so long is critical, and so out of the service.
+    """
+
+    service: str
+    server: str = "http://127.0.0.1:8500"
+    token_file: str = ""
+    ca_file: str = ""
+    cert_file: str = ""
+    key_file: str = ""
+    tags: tuple[str, ...] = ()
+    ttl_s: float = 10.0
 
 
 class KubernetesSettings(_Common, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -152,6 +176,18 @@ def _consul_problems(consul: ConsulSettings) -> Iterator[tuple[str, str]]:
         yield "consul.key_file", "needs cert_file beside it"
     if not 1 <= consul.wait_s <= 600:
         yield "consul.wait", "must be from 1s to 10m, as Consul takes it"
+
+
+def register_problems(register: ConsulRegisterSettings) -> Iterator[tuple[str, str]]:
+    """``(field, what is wrong)``."""
+    if not register.service or "/" in register.service:
+        yield "service", "must be the name of a service"
+    if message := _url_problem(register.server):
+        yield "server", message
+    if register.key_file and not register.cert_file:
+        yield "key_file", "needs cert_file beside it"
+    if not 1 <= register.ttl_s <= 15:
+        yield "ttl", "must be from 1s to 15s: a node that is gone must not be listed for longer"
 
 
 def _url_problem(url: str) -> str:

@@ -313,10 +313,13 @@ class ConsulRegistration:
         put = {"Status": status, "Output": output[:1000]}
         answer = await self._put(f"/v1/agent/check/update/{self._check}", put)
         if answer.status_code in (404, 500):  # older agents say 500 of a check they do not know
-            registered = await self._put("/v1/agent/service/register?replace-existing-checks=true", self._body)
-            _expect(registered)
+            await self.register()
             answer = await self._put(f"/v1/agent/check/update/{self._check}", put)
         _expect(answer)
+
+    async def register(self) -> None:
+        """Makes the entry, or describes it anew; critical until the next :meth:`beat`. SourceError if that fails."""
+        _expect(await self._put("/v1/agent/service/register?replace-existing-checks=true", self._body))
 
     async def close(self) -> None:
         """Takes the entry away; gateways hear of it at once. Trouble does not matter any more: the TTL runs out."""
@@ -325,8 +328,13 @@ class ConsulRegistration:
         except SourceError:
             pass
         finally:
-            if self._client is not None:
-                await self._client.aclose()
+            await self.hang_up()
+
+    async def hang_up(self) -> None:
+        """Closes the connection and leaves the entry."""
+        client, self._client = self._client, None
+        if client is not None:
+            await client.aclose()
 
     async def _put(self, path: str, body: Mapping[str, Any] | None) -> httpx.Response:
         if self._client is None:
