@@ -36,7 +36,7 @@ from exaserve.cli.up import with_flags
 from exaserve.config import Cluster, load_cluster
 from exaserve.local.addresses import free_base_port
 from exaserve.local.cluster import LocalCluster
-from exaserve.perfmodel.engine import Request
+from exaserve.perfmodel.engine import EngineRequest
 from exaserve.perfmodel.runs import RunEngine
 from exaserve.simulate.demand import demand
 from exaserve.simulate.settings import SimSettings
@@ -120,7 +120,7 @@ async def way_s(cluster: Cluster) -> tuple[float, float]:
     plan = make_plan(short, Arrivals(2.0, PROBE_REQUESTS / 2.0, "constant"), 1)
     result, _ = await live(cluster, "round_robin", plan)
     engine = RunEngine(units_of(cluster)[0].profile)
-    engine.submit(Request(MIX.scenarios[0].prompt_tokens, 2), 0.0)
+    engine.submit(EngineRequest(MIX.scenarios[0].prompt_tokens, 2), 0.0)
     alone_s = engine.begin_run(0.0) or 0.0
     times, _ = first_tokens(result, NAMES, 0.0)
     added = sorted(ttft - alone_s for ttft in times[MIX.scenarios[0].name])

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from exaserve.perfmodel import EngineProfile
 from exaserve.perfmodel.blocks import BlockPool
-from exaserve.perfmodel.engine import EngineModel, FinishReason, Request, State
+from exaserve.perfmodel.engine import EngineModel, EngineRequest, FinishReason, SequenceState
 
 SMALL = EngineProfile(
     prefill_tokens_per_s=1_000.0,
@@ -53,9 +53,9 @@ def chain(*parts: int) -> list[int]:
 
 def test_one_request_from_queue_to_end() -> None:
     engine = EngineModel(SMALL)
-    request = Request(20, 5)
+    request = EngineRequest(20, 5)
     engine.submit(request, 1.0)
-    assert (request.state, len(engine.waiting), request.submitted_at) == (State.WAITING, 1, 1.0)
+    assert (request.state, len(engine.waiting), request.submitted_at) == (SequenceState.WAITING, 1, 1.0)
     end = engine.begin_step(1.0)
     assert end is not None
     assert engine.kv_use == pytest.approx(3 / 40)
@@ -63,14 +63,14 @@ def test_one_request_from_queue_to_end() -> None:
     assert (result.first, result.prefilled, result.decoded) == ([request], 20, 1)
     assert (engine.outputs(request), request.first_token_at) == (1, end)
     last = run(engine, end)
-    assert (request.state, engine.outputs(request), request.finished_at) == (State.FINISHED, 5, last)
+    assert (request.state, engine.outputs(request), request.finished_at) == (SequenceState.FINISHED, 5, last)
     assert (engine.kv_use, engine.generation_tokens_total, engine.prompt_tokens_total) == (0.0, 5, 20)
     assert engine.steps_total == 5
 
 
 def test_a_long_prompt_is_prefilled_in_chunks_of_the_budget() -> None:
     engine = EngineModel(SMALL)
-    engine.submit(Request(100, 2), 0.0)
+    engine.submit(EngineRequest(100, 2), 0.0)
     chunks = []
     now = 0.0
     while (end := engine.begin_step(now)) is not None:
@@ -81,12 +81,12 @@ def test_a_long_prompt_is_prefilled_in_chunks_of_the_budget() -> None:
 
 def test_decodes_come_before_prompts_in_the_budget() -> None:
     engine = EngineModel(SMALL)
-    first = Request(8, 50)
+    first = EngineRequest(8, 50)
     engine.submit(first, 0.0)
     now = engine.begin_step(0.0)
     assert now is not None
     engine.end_step(now)
-    engine.submit(Request(100, 2), now)
+    engine.submit(EngineRequest(100, 2), now)
     end = engine.begin_step(now)
     assert end is not None
     result = engine.end_step(end)
@@ -95,7 +95,7 @@ def test_decodes_come_before_prompts_in_the_budget() -> None:
 
 def test_sequences_are_bounded_and_nobody_overtakes() -> None:
     engine = EngineModel(SMALL)
-    requests = [Request(8, 3) for _ in range(10)]
+    requests = [EngineRequest(8, 3) for _ in range(10)]
     for request in requests:
         engine.submit(request, 0.0)
     engine.begin_step(0.0)
@@ -108,7 +108,7 @@ def test_sequences_are_bounded_and_nobody_overtakes() -> None:
 
 def test_the_watermark_keeps_blocks_free_but_never_locks_out_a_lone_prompt() -> None:
     engine = EngineModel(SMALL, watermark=0.5)
-    running = Request(64, 90)
+    running = EngineRequest(64, 90)
     engine.submit(running, 0.0)
     now = 0.0
     for _ in range(3):
@@ -116,23 +116,23 @@ def test_the_watermark_keeps_blocks_free_but_never_locks_out_a_lone_prompt() -> 
         assert end is not None
         now = end
         engine.end_step(now)
-    late = Request(100, 2)
+    late = EngineRequest(100, 2)
     engine.submit(late, now)
     # 8 to 9 of 40 blocks are in use; 4 for the first chunk leave more than half, the last chunks do not need to.
     end = engine.begin_step(now)
     assert end is not None
-    assert late.state is State.PREFILL
+    assert late.state is SequenceState.PREFILL
     engine.end_step(end)
     run(engine, end)
     lone = EngineModel(SMALL, watermark=0.99)
-    lone.submit(Request(150, 10), 0.0)
+    lone.submit(EngineRequest(150, 10), 0.0)
     run(lone)
 
 
 def test_preemption_takes_the_latest_and_recomputes_it() -> None:
     # Two sequences of 160 tokens fit exactly; three that grow to 120 do not.
     engine = EngineModel(SMALL, watermark=0.0, prefix_caching=False)
-    requests = [Request(60, 60) for _ in range(3)]
+    requests = [EngineRequest(60, 60) for _ in range(3)]
     for request in requests:
         engine.submit(request, 0.0)
     run(engine)
@@ -149,17 +149,17 @@ def test_preemption_takes_the_latest_and_recomputes_it() -> None:
 def test_equal_prompts_hit_the_prefix_cache() -> None:
     engine = EngineModel(SMALL)
     hashes = chain(1, 2, 3, 4)
-    first = Request(32, 2, hashes=hashes)
+    first = EngineRequest(32, 2, hashes=hashes)
     engine.submit(first, 0.0)
     now = run(engine)
-    second = Request(33, 2, hashes=hashes)
+    second = EngineRequest(33, 2, hashes=hashes)
     engine.submit(second, now)
     run(engine, now)
     assert (first.cached_tokens, second.cached_tokens) == (0, 32)
     assert (engine.prefix_hits_total, engine.prefix_queries_total) == (32, 65)
     assert second.first_token_at - second.submitted_at < first.first_token_at - first.submitted_at
     # The last token is always computed: an equal prompt of whole blocks hits all but its last block.
-    third = Request(32, 2, hashes=hashes)
+    third = EngineRequest(32, 2, hashes=hashes)
     engine.submit(third, now + 1)
     run(engine, now + 1)
     assert third.cached_tokens == 24
@@ -167,9 +167,9 @@ def test_equal_prompts_hit_the_prefix_cache() -> None:
 
 def test_only_the_equal_beginning_is_hit() -> None:
     engine = EngineModel(SMALL)
-    engine.submit(Request(32, 1, hashes=chain(1, 2, 3, 4)), 0.0)
+    engine.submit(EngineRequest(32, 1, hashes=chain(1, 2, 3, 4)), 0.0)
     now = run(engine)
-    other = Request(32, 1, hashes=chain(1, 2, 9, 4))
+    other = EngineRequest(32, 1, hashes=chain(1, 2, 9, 4))
     engine.submit(other, now)
     run(engine, now)
     assert other.cached_tokens == 16
@@ -178,9 +178,9 @@ def test_only_the_equal_beginning_is_hit() -> None:
 def test_an_answer_sent_back_as_history_is_hit_too() -> None:
     engine = EngineModel(SMALL)
     blocks = chain(1, 2, 3, 4, 5)
-    engine.submit(Request(16, 17, hashes=blocks[:4]), 0.0)
+    engine.submit(EngineRequest(16, 17, hashes=blocks[:4]), 0.0)
     now = run(engine)
-    follow_up = Request(40, 1, hashes=blocks)
+    follow_up = EngineRequest(40, 1, hashes=blocks)
     engine.submit(follow_up, now)
     run(engine, now)
     # 16 prompt and 16 of the 17 generated tokens have their KV computed.
@@ -206,7 +206,7 @@ def test_cached_blocks_are_evicted_oldest_first_and_from_the_end_of_a_prefix() -
 def test_without_caching_nothing_is_kept() -> None:
     engine = EngineModel(SMALL, prefix_caching=False)
     for _ in range(2):
-        request = Request(32, 2, hashes=chain(1, 2, 3, 4))
+        request = EngineRequest(32, 2, hashes=chain(1, 2, 3, 4))
         engine.submit(request, 0.0)
         run(engine)
         assert request.cached_tokens == 0
@@ -216,7 +216,7 @@ def test_without_caching_nothing_is_kept() -> None:
 @pytest.mark.parametrize("when", ["waiting", "prefill", "decode", "between"])
 def test_abort_frees_at_once(when: str) -> None:
     engine = EngineModel(SMALL)
-    request = Request(40, 50, hashes=chain(1, 2, 3, 4, 5))
+    request = EngineRequest(40, 50, hashes=chain(1, 2, 3, 4, 5))
     engine.submit(request, 0.0)
     now = 0.0
     if when != "waiting":
@@ -233,7 +233,7 @@ def test_abort_frees_at_once(when: str) -> None:
     assert engine.abort(request, now)
     engine.validate()
     assert (engine.kv_use, len(engine.running), len(engine.waiting)) == (0.0, 0, 0)
-    assert request.state is State.ABORTED
+    assert request.state is SequenceState.ABORTED
     assert not engine.abort(request, now)
     if engine.busy:
         assert engine.end_step(now).decoded == 0
@@ -244,12 +244,12 @@ def test_abort_frees_at_once(when: str) -> None:
 @pytest.mark.parametrize(
     "request_of",
     [
-        lambda: Request(0, 1),
-        lambda: Request(1, 0),
-        lambda: Request(160, 1),
+        lambda: EngineRequest(0, 1),
+        lambda: EngineRequest(1, 0),
+        lambda: EngineRequest(160, 1),
     ],
 )
-def test_what_can_never_finish_is_refused(request_of: Callable[[], Request]) -> None:
+def test_what_can_never_finish_is_refused(request_of: Callable[[], EngineRequest]) -> None:
     engine = EngineModel(SMALL)
     with pytest.raises(ValueError, match="token"):
         engine.submit(request_of(), 0.0)
@@ -258,7 +258,7 @@ def test_what_can_never_finish_is_refused(request_of: Callable[[], Request]) -> 
 
 def test_a_request_is_submitted_once() -> None:
     engine = EngineModel(SMALL)
-    request = Request(1, 1)
+    request = EngineRequest(1, 1)
     engine.submit(request, 0.0)
     with pytest.raises(ValueError, match="once"):
         engine.submit(request, 0.0)
@@ -268,7 +268,7 @@ def test_slow_and_speed_scale_time() -> None:
     def duration(slow: float, speed: float) -> float:
         engine = EngineModel(SMALL, speed=speed)
         engine.slow = slow
-        engine.submit(Request(20, 20), 0.0)
+        engine.submit(EngineRequest(20, 20), 0.0)
         return run(engine)
 
     normal = duration(1.0, 1.0)
@@ -289,15 +289,15 @@ EVENTS = st.lists(
 )
 
 
-def play(events: list[tuple[str, int, int, int]], engine: EngineModel) -> tuple[list[Request], float]:
+def play(events: list[tuple[str, int, int, int]], engine: EngineModel) -> tuple[list[EngineRequest], float]:
     """Applies events; "half" leaves a step open, so that what follows happens in the middle of it."""
-    requests: list[Request] = []
+    requests: list[EngineRequest] = []
     now = 0.0
     open_until: float | None = None
     for kind, a, b, family in events:
         if kind == "submit":
             hashes = chain(*([family] * (a // SMALL.block_size))) if family else []
-            request = Request(a, b, hashes=hashes)
+            request = EngineRequest(a, b, hashes=hashes)
             requests.append(request)
             engine.submit(request, now)
         elif kind == "abort" and a < len(requests):
@@ -327,10 +327,10 @@ def test_nothing_is_lost_under_any_order_of_events(
     requests, now = play(events, engine)
     run(engine, now)
     for request in requests:
-        if request.state is State.FINISHED:
+        if request.state is SequenceState.FINISHED:
             assert engine.outputs(request) == request.output_tokens
         else:
-            assert request.state is State.ABORTED
+            assert request.state is SequenceState.ABORTED
             assert engine.outputs(request) <= request.output_tokens
     assert engine.generation_tokens_total == sum(engine.outputs(r) for r in requests)
     assert (engine.kv_use, engine.kv_tokens, len(engine.running), len(engine.waiting)) == (0.0, 0, 0, 0)
@@ -366,8 +366,8 @@ def test_more_load_before_a_request_never_makes_it_faster(load: int, prompt: int
         rng = random.Random(seed)
         engine = EngineModel(roomy, prefix_caching=False)
         for _ in range(others):
-            engine.submit(Request(rng.randint(1, 100), rng.randint(1, 50)), 0.0)
-        request = Request(prompt, 5)
+            engine.submit(EngineRequest(rng.randint(1, 100), rng.randint(1, 50)), 0.0)
+        request = EngineRequest(prompt, 5)
         engine.submit(request, 0.0)
         run(engine)
         return request.first_token_at
@@ -380,7 +380,7 @@ def test_more_load_before_a_request_never_makes_it_faster(load: int, prompt: int
 def test_a_full_cache_shows_in_the_gauge() -> None:
     engine = EngineModel(SMALL, watermark=0.0)
     for _ in range(4):
-        engine.submit(Request(79, 80), 0.0)
+        engine.submit(EngineRequest(79, 80), 0.0)
     now, peak = 0.0, 0.0
     while (end := engine.begin_step(now)) is not None:
         peak = max(peak, engine.kv_use)
@@ -391,8 +391,8 @@ def test_a_full_cache_shows_in_the_gauge() -> None:
 
 
 def test_reasons_are_the_callers() -> None:
-    assert Request(1, 1).reason is FinishReason.LENGTH
-    assert Request(1, 1, FinishReason.STOP).reason is FinishReason.STOP
+    assert EngineRequest(1, 1).reason is FinishReason.LENGTH
+    assert EngineRequest(1, 1, FinishReason.STOP).reason is FinishReason.STOP
 
 
 def test_an_engine_checks_what_it_is_given() -> None:

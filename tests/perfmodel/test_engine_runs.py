@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from exaserve.perfmodel import EngineProfile
-from exaserve.perfmodel.engine import EngineModel, Request, State
+from exaserve.perfmodel.engine import EngineModel, EngineRequest, SequenceState
 from exaserve.perfmodel.runs import RunEngine
 
 PROFILE = EngineProfile(
@@ -31,17 +31,17 @@ Job = tuple[float, int, int, int, float | None]
 """Arrival, prompt, output, number of hashed blocks, seconds after which the client leaves."""
 
 
-def requests_of(jobs: list[Job]) -> list[Request]:
+def requests_of(jobs: list[Job]) -> list[EngineRequest]:
     made = []
     for number, (_, prompt, output, blocks, _) in enumerate(jobs):
         hashes = [1_000 + k if k < 2 else number * 10_000 + k for k in range(min(blocks, (prompt + output) // 8))]
-        made.append(Request(prompt, output, hashes=hashes))
+        made.append(EngineRequest(prompt, output, hashes=hashes))
     return made
 
 
 def drive(
     profile: EngineProfile, jobs: list[Job], looks: list[float], *, runs: bool, ahead: bool = False
-) -> tuple[list[Request], list[object]]:
+) -> tuple[list[EngineRequest], list[object]]:
     """The same jobs step by step or in runs; ``looks`` are instants at which somebody reads the counters."""
     engine = RunEngine(profile) if runs else EngineModel(profile)
     requests = requests_of(jobs)
@@ -104,7 +104,7 @@ def test_runs_end_when_their_steps_would_have(profile: EngineProfile, jobs: list
     together, seen_together = drive(profile, jobs, looks, runs=True)
     for one, other in zip(single, together, strict=True):
         assert other.state is one.state
-        assert other.state in (State.FINISHED, State.ABORTED)
+        assert other.state in (SequenceState.FINISHED, SequenceState.ABORTED)
         assert other.first_token_at == pytest.approx(one.first_token_at, abs=1e-9)
         assert other.finished_at == pytest.approx(one.finished_at, abs=1e-9)
     assert seen_together == seen_single
@@ -126,12 +126,12 @@ def test_steps_formed_ahead_end_when_they_would_have(profile: EngineProfile, job
 
 def test_a_newcomer_needs_two_events() -> None:
     engine = RunEngine(ROOMY)
-    engine.submit(Request(8, 100), 0.0)
+    engine.submit(EngineRequest(8, 100), 0.0)
     end = engine.begin_run(0.0)
     assert end is not None
     engine.end_step(end)
     engine.begin_run(end)
-    late = Request(16, 20)
+    late = EngineRequest(16, 20)
     engine.submit(late, 0.105)
     end = engine.join(0.105)
     assert engine.end_step(end).first == [late]
@@ -142,7 +142,7 @@ def test_a_newcomer_needs_two_events() -> None:
 
 def test_a_run_is_one_event_however_long() -> None:
     engine = RunEngine(dataclasses.replace(ROOMY, max_model_len=3_000, kv_tokens_max=6_400))
-    engine.submit(Request(8, 2_000), 0.0)
+    engine.submit(EngineRequest(8, 2_000), 0.0)
     end = engine.begin_run(0.0)
     events = 0
     while end is not None:

@@ -13,9 +13,9 @@ from exaserve.perfmodel import Calibration, calibration_document, parse_calibrat
 from exaserve.perfmodel.fitting import (
     DecodePoint,
     Estimate,
+    FitRefusal,
     PrefillPoint,
     ProbePoint,
-    Refusal,
     fit_decode,
     fit_kv,
     fit_prefill,
@@ -165,7 +165,7 @@ def calibration() -> Calibration:
         "kv_bytes_per_token": Estimate(131_072.0, 0.0),
     }
     limits = {"kv_tokens_max": 450_000, "max_model_len": 16_384, "block_size": 32}
-    refused = (Refusal("decode_per_kv_token_s", "why", "missing"),)
+    refused = (FitRefusal("decode_per_kv_token_s", "why", "missing"),)
     return Calibration("m", "vllm", "2026-01-01", constants, {"kv_gb": Estimate(0.1, 0.01)}, limits, refused)
 
 

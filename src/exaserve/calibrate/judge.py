@@ -11,7 +11,16 @@ from typing import Any
 from exaserve.calibrate.measure import Measurements
 from exaserve.domain.errors import ConfigError
 from exaserve.perfmodel import Calibration, find_model, kv_bytes_per_token
-from exaserve.perfmodel.fitting import Estimate, Fit, ProbePoint, Refusal, fit_decode, fit_kv, fit_prefill, fit_weights
+from exaserve.perfmodel.fitting import (
+    Estimate,
+    Fit,
+    FitRefusal,
+    ProbePoint,
+    fit_decode,
+    fit_kv,
+    fit_prefill,
+    fit_weights,
+)
 
 __all__ = [
     "GOOD_SHARE",
@@ -78,7 +87,7 @@ def fit_profile(m: Measurements, date: str, *, with_weights: bool = True) -> tup
         )
     else:
         refused.append(
-            Refusal(
+            FitRefusal(
                 "kv_bytes_per_token",
                 "the engine does not say how large its cache is, and the model's shape is not known",
                 "--kv-cache-gib with the size that the engine's log gives, or --model-shape",

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from exaserve.emulator.http import frame
 from exaserve.emulator.text import TOKEN_BYTES
-from exaserve.perfmodel.engine import FinishReason, Request
+from exaserve.perfmodel.engine import EngineRequest, FinishReason
 
 if TYPE_CHECKING:
     from exaserve.emulator.ask import GenerationJob, Piece
@@ -53,7 +53,7 @@ class AnswerChoice:
         self.head = self.tail = b""
         self.write: Callable[[bytes], None] | None = None
         """Where constant-size events go; None where events are made one by one, or not at all."""
-        self.request = Request(prompt_tokens, piece.tokens, piece.reason, piece.hashes, self)
+        self.request = EngineRequest(prompt_tokens, piece.tokens, piece.reason, piece.hashes, self)
         self.ended = False
 
     def begin(self) -> None:

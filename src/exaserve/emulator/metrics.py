@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 
 if TYPE_CHECKING:
     from exaserve.emulator.config import MetricsSize
-    from exaserve.perfmodel.engine import EngineModel, Request, StepResult
+    from exaserve.perfmodel.engine import EngineModel, EngineRequest, StepResult
 
 __all__ = ["Exposition", "Stats", "StatsHistogram", "garble", "rename", "without"]
 
@@ -98,7 +98,7 @@ class Stats:
             self.cached_tokens_total += request.cached_tokens
         self._last_step = now
 
-    def finish(self, request: Request, outputs: int, max_tokens: int, choices: int) -> None:
+    def finish(self, request: EngineRequest, outputs: int, max_tokens: int, choices: int) -> None:
         """A request is complete or aborted."""
         self.ended[request.reason.value] += 1
         end, first, scheduled = request.finished_at, request.first_token_at, request.scheduled_at

@@ -14,7 +14,7 @@ from exaserve.emulator.ask import ModelLimits
 from exaserve.emulator.faults import Faults, merge
 from exaserve.emulator.http import Connection, HttpRequest
 from exaserve.emulator.metrics import Exposition, Stats
-from exaserve.perfmodel.engine import EngineModel, FinishReason, Request
+from exaserve.perfmodel.engine import EngineModel, EngineRequest, FinishReason
 
 if TYPE_CHECKING:
     from exaserve.emulator.answers import AnswerChoice, EngineAnswer
@@ -224,7 +224,7 @@ class Replica:
         engine = self.engine
         result = engine.end_step(end)
         self.stats.step(result, end)
-        request: Request
+        request: EngineRequest
         for request in result.first:
             request.tag.begin()
         # A fault may abort requests while this runs.

@@ -17,23 +17,23 @@ from typing import Final
 
 from exaserve.perfmodel import EngineProfile
 from exaserve.perfmodel.blocks import BlockPool
-from exaserve.perfmodel.sequence import Request, State
+from exaserve.perfmodel.sequence import EngineRequest, SequenceState
 
 __all__ = ["NOBODY", "Batch"]
 
 # Names of their own: looked up at once where this module is compiled.
-_WAITING: Final = State.WAITING
-_PREFILL: Final = State.PREFILL
-_DECODE: Final = State.DECODE
-_FINISHED: Final = State.FINISHED
+_WAITING: Final = SequenceState.WAITING
+_PREFILL: Final = SequenceState.PREFILL
+_DECODE: Final = SequenceState.DECODE
+_FINISHED: Final = SequenceState.FINISHED
 
-NOBODY: Final[list[Request]] = []
+NOBODY: Final[list[EngineRequest]] = []
 """Whom most steps bring a first or a last token; never changed."""
-_NONE_DUE: Final[dict[int, dict[Request, None]]] = {}
+_NONE_DUE: Final[dict[int, dict[EngineRequest, None]]] = {}
 """Of engines that share no blocks; never changed."""
 
 
-def _admission_order(request: Request) -> int:
+def _admission_order(request: EngineRequest) -> int:
     return request.order
 
 
@@ -76,8 +76,8 @@ class Batch:
         self.block_size = profile.block_size
         self.pool = BlockPool(profile.kv_tokens_max // profile.block_size, prefix_caching)
         self.watermark_blocks = int(watermark * self.pool.total)
-        self.waiting: deque[Request] = deque()
-        self.decoding: list[Request] = []
+        self.waiting: deque[EngineRequest] = deque()
+        self.decoding: list[EngineRequest] = []
         """The next to finish first."""
         self.busy = False
         """Between begin_step and end_step."""
@@ -91,7 +91,7 @@ class Batch:
         """The last tick whose growth has been given."""
         self._step_s = 0.0
         """Duration of the step under way."""
-        self._prefilling: list[Request] = []
+        self._prefilling: list[EngineRequest] = []
         """In the order of their admission."""
         self._planned = 0
         """Prompt tokens of the step under way, also those of requests that were aborted meanwhile."""
@@ -123,7 +123,7 @@ class Batch:
         return self._kv_tokens
 
     @property
-    def running(self) -> list[Request]:
+    def running(self) -> list[EngineRequest]:
         """Admitted requests, oldest first."""
         return sorted(self.decoding + self._prefilling, key=_admission_order)
 
@@ -131,7 +131,7 @@ class Batch:
     def running_count(self) -> int:
         return len(self.decoding) + len(self._prefilling)
 
-    def outputs(self, request: Request) -> int:
+    def outputs(self, request: EngineRequest) -> int:
         """Tokens generated so far."""
         if request.state is _DECODE:
             return request.emitted + self._tick - request.base_tick
@@ -139,13 +139,13 @@ class Batch:
 
     # -- a sequence's life ------------------------------------------------------------------------------------------
 
-    def _compute(self, now: float, finished: list[Request]) -> tuple[list[Request], list[Request]]:
+    def _compute(self, now: float, finished: list[EngineRequest]) -> tuple[list[EngineRequest], list[EngineRequest]]:
         """The chunks of the step are computed; prompts that are whole leave ``_prefilling`` and emit a token.
 
         Returns those whose first token it is, and ``finished`` with those whose last it is.
         """
-        first: list[Request] = []
-        rest: list[Request] = []
+        first: list[EngineRequest] = []
+        rest: list[EngineRequest] = []
         for request in self._prefilling:
             request.computed += request.chunk
             request.chunk = 0
@@ -163,7 +163,7 @@ class Batch:
         self._prefilling = rest
         return first, finished
 
-    def _publish(self, request: Request, start: int, stop: int) -> None:
+    def _publish(self, request: EngineRequest, start: int, stop: int) -> None:
         """Offers blocks ``start`` to ``stop`` of a sequence, now full, to the prefix cache."""
         hashes = request.hashes
         if not hashes or not self.pool.caching:
@@ -174,11 +174,11 @@ class Batch:
                 held.append(h)
                 request.private -= 1
 
-    def _enter(self, request: Request) -> None:
+    def _enter(self, request: EngineRequest) -> None:
         self._admitted = request.order = self._admitted + 1
         self._prefilling.append(request)
 
-    def _preempt(self) -> Request:
+    def _preempt(self) -> EngineRequest:
         """Takes everything from the request admitted last, puts it back at the front of the queue, and returns it."""
         request = max(self.decoding + self._prefilling, key=_admission_order)
         outputs = self.outputs(request)
@@ -192,7 +192,7 @@ class Batch:
         self.waiting.appendleft(request)
         return request
 
-    def _emit(self, request: Request, now: float) -> bool:
+    def _emit(self, request: EngineRequest, now: float) -> bool:
         """A prompt is computed and has left ``_prefilling``: its next token is out, and it decodes from now on.
 
         False where that token was its last, and it is done.
@@ -218,7 +218,7 @@ class Batch:
             self._schedule_growth(request, grows)
         return True
 
-    def _join(self, request: Request) -> None:
+    def _join(self, request: EngineRequest) -> None:
         """Puts a request among those that decode, after those that finish no later."""
         decoding, due = self.decoding, request.finish_tick
         low, high = 0, len(decoding)
@@ -234,12 +234,12 @@ class Batch:
         if not low:
             self._finish_tick = due
 
-    def _plain_blocks(self, request: Request) -> int:
+    def _plain_blocks(self, request: EngineRequest) -> int:
         """Blocks that a decoding sequence has been given and that only ``_phases`` counts."""
         since = self._grown - request.plain_from
         return since // self.block_size + 1 if since >= 0 else 0
 
-    def _schedule_growth(self, request: Request, tick: int) -> None:
+    def _schedule_growth(self, request: EngineRequest, tick: int) -> None:
         """Notes when a decoding sequence next needs a block, unless it will have finished by then."""
         self._drop_growth(request)
         if tick < request.finish_tick:
@@ -250,14 +250,14 @@ class Batch:
         else:
             request.alloc_tick = -1
 
-    def _drop_growth(self, request: Request) -> None:
+    def _drop_growth(self, request: EngineRequest) -> None:
         day = self._alloc_due.get(request.alloc_tick)
         if day is not None:
             day.pop(request, None)
             if not day:
                 del self._alloc_due[request.alloc_tick]
 
-    def _leave(self, request: Request) -> None:
+    def _leave(self, request: EngineRequest) -> None:
         """Takes a running request out of the batch and frees its blocks; its state is the caller's to set."""
         if request.state is _PREFILL:
             self._prefilling.remove(request)
@@ -289,13 +289,13 @@ class Batch:
         request.finish_tick = -1
         self._free(request)
 
-    def _free(self, request: Request) -> None:
+    def _free(self, request: EngineRequest) -> None:
         self.pool.give(request.private, request.held)
         request.private = 0
         if request.held:
             request.held = []
 
-    def _finish(self, request: Request, now: float) -> None:
+    def _finish(self, request: EngineRequest, now: float) -> None:
         self._leave(request)
         request.state = _FINISHED
         request.finished_at = now

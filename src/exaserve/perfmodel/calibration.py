@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from exaserve.domain.errors import ConfigError
-from exaserve.perfmodel.fitting import Estimate, Refusal
+from exaserve.perfmodel.fitting import Estimate, FitRefusal
 from exaserve.perfmodel.roofline import EngineProfile
 
 __all__ = ["CALIBRATION_KIND", "Calibration", "calibration_document", "parse_calibration"]
@@ -49,7 +49,7 @@ class Calibration:
     constants: Mapping[str, Estimate] = field(default_factory=dict)
     weights: Mapping[str, Estimate] = field(default_factory=dict)
     limits: Mapping[str, int] = field(default_factory=dict)
-    refused: tuple[Refusal, ...] = ()
+    refused: tuple[FitRefusal, ...] = ()
 
     def value(self, name: str) -> float:
         """A constant, 0 where it is not known."""
@@ -144,7 +144,7 @@ def parse_calibration(document: Any, name: str = "profile") -> Calibration:
             raise ConfigError(f"{name}: limits.{key}: must be one of {', '.join(LIMITS)}, 0 or more", param="profile")
         limits[key] = value
     refused = tuple(
-        Refusal(str(entry.get("what", "")), str(entry.get("why", "")), str(entry.get("missing", "")))
+        FitRefusal(str(entry.get("what", "")), str(entry.get("why", "")), str(entry.get("missing", "")))
         for entry in document.get("refused") or ()
         if isinstance(entry, dict)
     )

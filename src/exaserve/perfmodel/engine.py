@@ -22,23 +22,23 @@ from __future__ import annotations
 from typing import Final
 
 from exaserve.perfmodel.batch import NOBODY, Batch
-from exaserve.perfmodel.sequence import FinishReason, Request, State, StepResult
+from exaserve.perfmodel.sequence import EngineRequest, FinishReason, SequenceState, StepResult
 from exaserve.perfmodel.step import step_s
 
-__all__ = ["EngineModel", "FinishReason", "Request", "State", "StepResult"]
+__all__ = ["EngineModel", "EngineRequest", "FinishReason", "SequenceState", "StepResult"]
 
 # Names of their own: looked up at once where this module is compiled.
-_NEW: Final = State.NEW
-_WAITING: Final = State.WAITING
-_PREFILL: Final = State.PREFILL
-_DECODE: Final = State.DECODE
-_ABORTED: Final = State.ABORTED
+_NEW: Final = SequenceState.NEW
+_WAITING: Final = SequenceState.WAITING
+_PREFILL: Final = SequenceState.PREFILL
+_DECODE: Final = SequenceState.DECODE
+_ABORTED: Final = SequenceState.ABORTED
 
 
 class EngineModel(Batch):
     """One replica's scheduler, batch and KV cache."""
 
-    def submit(self, request: Request, now: float) -> None:
+    def submit(self, request: EngineRequest, now: float) -> None:
         """Queues a new request. ValueError if it could never finish here; the engine is then unchanged."""
         if request.state is not _NEW:
             raise ValueError("a request can be submitted once")
@@ -54,7 +54,7 @@ class EngineModel(Batch):
         request.target = request.prompt_tokens
         self.waiting.append(request)
 
-    def abort(self, request: Request, now: float) -> bool:
+    def abort(self, request: EngineRequest, now: float) -> bool:
         """Ends a request at once and frees its blocks, also in the middle of a step. False if it had ended already."""
         if request.state is _WAITING:
             self.waiting.remove(request)
@@ -179,7 +179,7 @@ class EngineModel(Batch):
                     self._schedule_growth(request, tick + size)
         return preempted
 
-    def _extend(self, request: Request, chunk: int) -> tuple[int, bool]:
+    def _extend(self, request: EngineRequest, chunk: int) -> tuple[int, bool]:
         """Blocks for a running prompt's next chunk, preempting if need be: (tokens planned, whether it preempted)."""
         need = -(-(request.computed + chunk) // self.block_size) - len(request.held) - request.private
         preempted = False
@@ -190,7 +190,7 @@ class EngineModel(Batch):
         self._plan_chunk(request, chunk, max(0, need))
         return chunk, preempted
 
-    def _plan_chunk(self, request: Request, chunk: int, taken: int) -> None:
+    def _plan_chunk(self, request: EngineRequest, chunk: int, taken: int) -> None:
         request.private += taken
         request.chunk = chunk
         size = self.block_size

@@ -24,9 +24,9 @@ __all__ = [
     "DecodePoint",
     "Estimate",
     "Fit",
+    "FitRefusal",
     "PrefillPoint",
     "ProbePoint",
-    "Refusal",
     "fit_decode",
     "fit_kv",
     "fit_prefill",
@@ -56,7 +56,7 @@ class Estimate:
 
 
 @dataclass(frozen=True, slots=True)
-class Refusal:
+class FitRefusal:
     """A constant that the runs do not carry.
 
     Attributes:
@@ -80,7 +80,7 @@ class Fit:
     """
 
     estimates: dict[str, Estimate]
-    refused: tuple[Refusal, ...]
+    refused: tuple[FitRefusal, ...]
     residual_share: float
     points: int
 
@@ -203,7 +203,7 @@ def fit_prefill(points: Sequence[PrefillPoint], floor_s: float = 0.0) -> Fit:
         lengths = sorted({p.tokens for p in used})
         if len(lengths) < 3 or _spread(lengths) < SPREAD_MIN:
             why = f"prompt lengths {', '.join(map(str, lengths)) or 'none'} are too few or too close"
-            return Fit({}, (Refusal("prefill rate", why, missing),), math.nan, len(used))
+            return Fit({}, (FitRefusal("prefill rate", why, missing),), math.nan, len(used))
         fit = _prefill_once(used)
         rate = fit.estimates.get("prefill_s_per_token")
         if rate is None or not floor_s:
@@ -219,7 +219,7 @@ def _prefill_once(points: Sequence[PrefillPoint]) -> Fit:
     y = np.array([p.ttft_s for p in points])
     weights = 1.0 / np.maximum(y, 1e-6) ** 2
     square = np.stack([np.ones_like(tokens), tokens, tokens**2], axis=1)
-    refused: list[Refusal] = []
+    refused: list[FitRefusal] = []
     try:
         found, errors, left = robust_least_squares(square, y, weights)
         pair = Estimate(float(found[2]), float(errors[2]))
@@ -229,7 +229,7 @@ def _prefill_once(points: Sequence[PrefillPoint]) -> Fit:
     # Three times its error is the least that can be told from nothing. Attention that cannot be measured is no fault.
     if not _carried(pair, 1.0 / 3.0):
         refused.append(
-            Refusal(
+            FitRefusal(
                 "quadratic part of prefill",
                 f"{_said(pair)} s per token squared cannot be told from 0",
                 f"lone prompts longer than {int(tokens.max())} tokens, or more of them",
@@ -247,7 +247,9 @@ def _prefill_once(points: Sequence[PrefillPoint]) -> Fit:
     else:
         refused.insert(
             0,
-            Refusal("prefill rate", f"{_said(a)} s per token is too uncertain", "more repeats, on a quieter machine"),
+            FitRefusal(
+                "prefill rate", f"{_said(a)} s per token is too uncertain", "more repeats, on a quieter machine"
+            ),
         )
     return Fit(out, tuple(refused), left, len(points))
 
@@ -255,7 +257,7 @@ def _prefill_once(points: Sequence[PrefillPoint]) -> Fit:
 def fit_decode(points: Sequence[DecodePoint]) -> Fit:
     """``decode_fixed_s``, ``decode_per_seq_s`` and ``decode_per_kv_token_s``."""
     names = ("decode_fixed_s", "decode_per_seq_s", "decode_per_kv_token_s")
-    refused: list[Refusal] = []
+    refused: list[FitRefusal] = []
     batches = sorted({p.sequences for p in points})
     each = sorted({round(p.kv_tokens / max(1, p.sequences), -2) for p in points})
     columns = ["fixed"]
@@ -263,14 +265,16 @@ def fit_decode(points: Sequence[DecodePoint]) -> Fit:
         columns.append("seq")
     else:
         why = f"batch sizes {', '.join(map(str, batches)) or 'none'} are too close"
-        refused.append(Refusal(names[1], why, "batches of 1 and of at least 4 (better 16 and 64) sequences"))
+        refused.append(FitRefusal(names[1], why, "batches of 1 and of at least 4 (better 16 and 64) sequences"))
     if len(each) >= 2 and _spread(each) >= SPREAD_MIN:
         columns.append("kv")
     else:
         why = f"contexts of about {', '.join(f'{v:.0f}' for v in each) or 'none'} tokens are too close"
-        refused.append(Refusal(names[2], why, "the same batches with contexts at least 4 times longer (128 and 2048)"))
+        refused.append(
+            FitRefusal(names[2], why, "the same batches with contexts at least 4 times longer (128 and 2048)")
+        )
     if not points:
-        refused.insert(0, Refusal(names[0], "no steady batch was measured", "batches of 1, 4 and 16 sequences"))
+        refused.insert(0, FitRefusal(names[0], "no steady batch was measured", "batches of 1, 4 and 16 sequences"))
         return Fit({}, tuple(refused), math.nan, 0)
     choices = {
         "fixed": np.ones(len(points)),
@@ -283,7 +287,7 @@ def fit_decode(points: Sequence[DecodePoint]) -> Fit:
     try:
         found, errors, _ = robust_least_squares(np.stack([choices[c] for c in columns], axis=1), y, weights)
     except ValueError as error:
-        refused.insert(0, Refusal("decode", str(error), "batches of 1, 4 and 16 at contexts of 128 and 2048 tokens"))
+        refused.insert(0, FitRefusal("decode", str(error), "batches of 1, 4 and 16 at contexts of 128 and 2048 tokens"))
         return Fit({}, tuple(refused), math.nan, len(points))
     by_column = dict(zip(("fixed", "seq", "kv"), names, strict=True))
     out: dict[str, Estimate] = {}
@@ -298,7 +302,7 @@ def fit_decode(points: Sequence[DecodePoint]) -> Fit:
                 "kv": f"longer contexts or larger batches than {max(p.kv_tokens for p in points):,.0f} tokens in all",
             }
             refused.append(
-                Refusal(by_column[column], f"{_said(estimate)} s is too uncertain or not positive", more[column])
+                FitRefusal(by_column[column], f"{_said(estimate)} s is too uncertain or not positive", more[column])
             )
     fitted = sum(choices[c] * v for c, v in zip(columns, found, strict=True))
     left = float(np.sqrt(np.mean(((y - fitted) / y) ** 2)))
@@ -311,16 +315,18 @@ def fit_kv(points: Sequence[DecodePoint]) -> Fit:
     missing = "runs in which the engine's KV use can be read (its /metrics) and is above a per cent"
     if len(used) < 3 or _spread([p.kv_tokens for p in used]) < SPREAD_MIN:
         why = f"{len(used)} runs with a known KV use are too few or too close"
-        return Fit({}, (Refusal("kv_tokens_per_token", why, missing),), math.nan, len(used))
+        return Fit({}, (FitRefusal("kv_tokens_per_token", why, missing),), math.nan, len(used))
     columns = np.array([[float(p.sequences), p.kv_tokens] for p in used])
     y = np.array([p.kv_used for p in used])
     try:
         found, errors, left = least_squares(columns, y, 1.0 / y**2)
     except ValueError as error:
-        return Fit({}, (Refusal("kv_tokens_per_token", str(error), missing),), math.nan, len(used))
+        return Fit({}, (FitRefusal("kv_tokens_per_token", str(error), missing),), math.nan, len(used))
     slope = Estimate(float(found[1]), float(errors[1]))
     if not _carried(slope):
-        refused = Refusal("kv_tokens_per_token", f"{_said(slope)} is too uncertain", "longer contexts, larger batches")
+        refused = FitRefusal(
+            "kv_tokens_per_token", f"{_said(slope)} is too uncertain", "longer contexts, larger batches"
+        )
         return Fit({}, (refused,), left, len(used))
     return Fit({"kv_tokens_per_token": slope}, (), left, len(used))
 
@@ -333,14 +339,14 @@ def fit_weights(points: Sequence[ProbePoint]) -> Fit:
         "kv_age_s": ("kv_age_s", "probes early and late in long answers, so that ages differ at the same fill"),
         "net_mb": ("net_mb_s", "runs on a replica that spans nodes, with its network traffic in an agent's reports"),
     }
-    refused: list[Refusal] = []
+    refused: list[FitRefusal] = []
     columns: dict[str, Floats] = {}
     for name, (attribute, missing) in named.items():
         values = np.array([getattr(p, attribute) for p in points], dtype=np.float64)
         if not len(values) or not np.all(np.isfinite(values)):
-            refused.append(Refusal(f"weight {name}", "it was not measured", missing))
+            refused.append(FitRefusal(f"weight {name}", "it was not measured", missing))
         elif float(values.max() - values.min()) <= 0.2 * float(np.abs(values).max()):
-            refused.append(Refusal(f"weight {name}", "it was nearly the same in all runs", missing))
+            refused.append(FitRefusal(f"weight {name}", "it was nearly the same in all runs", missing))
         else:
             columns[name] = values
     y = np.array([p.delay_s for p in points])
@@ -349,13 +355,13 @@ def fit_weights(points: Sequence[ProbePoint]) -> Fit:
         try:
             found, errors, left = least_squares(matrix, y, np.ones(len(points)))
         except ValueError as error:
-            refused += [Refusal(f"weight {n}", str(error), named[n][1]) for n in columns]
+            refused += [FitRefusal(f"weight {n}", str(error), named[n][1]) for n in columns]
             break
         estimates = {n: Estimate(float(v), float(e)) for n, v, e in zip(columns, found[1:], errors[1:], strict=True)}
         worst = max(estimates, key=lambda n: estimates[n].error / max(estimates[n].value, ERROR_FLOOR))
         if _carried(estimates[worst], 0.5):
             return Fit(estimates, tuple(refused), left, len(points))
         why = f"{_said(estimates[worst])} s per unit cannot be told from 0"
-        refused.append(Refusal(f"weight {worst}", why, named[worst][1]))
+        refused.append(FitRefusal(f"weight {worst}", why, named[worst][1]))
         del columns[worst]
     return Fit({}, tuple(refused), math.nan, len(points))

@@ -21,11 +21,11 @@ from typing import Final
 
 from exaserve.perfmodel import EngineProfile
 from exaserve.perfmodel.engine import EngineModel
-from exaserve.perfmodel.sequence import State, StepResult
+from exaserve.perfmodel.sequence import SequenceState, StepResult
 
 __all__ = ["RunEngine"]
 
-_PREFILL: Final = State.PREFILL
+_PREFILL: Final = SequenceState.PREFILL
 
 
 class RunEngine(EngineModel):

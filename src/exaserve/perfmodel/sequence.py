@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from enum import Enum
 from typing import Any, Final
 
-__all__ = ["FinishReason", "Request", "State", "StepResult"]
+__all__ = ["EngineRequest", "FinishReason", "SequenceState", "StepResult"]
 
 
-class State(Enum):
+class SequenceState(Enum):
     NEW = "new"
     WAITING = "waiting"
     PREFILL = "prefill"
@@ -19,7 +19,7 @@ class State(Enum):
     ABORTED = "aborted"
 
 
-_NEW: Final = State.NEW
+_NEW: Final = SequenceState.NEW
 _NO_BLOCKS: Final[list[int]] = []
 """Held by all that share no block; never changed."""
 
@@ -30,7 +30,7 @@ class FinishReason(Enum):
     ABORT = "abort"
 
 
-class Request:
+class EngineRequest:
     """One sequence: what was asked, and where it stands. Times are seconds on the caller's clock, -1 before they
     happen.
 
@@ -120,7 +120,7 @@ class StepResult:
 
     __slots__ = ("decoded", "finished", "first", "prefilled")
 
-    def __init__(self, first: list[Request], finished: list[Request], decoded: int, prefilled: int) -> None:
+    def __init__(self, first: list[EngineRequest], finished: list[EngineRequest], decoded: int, prefilled: int) -> None:
         self.first = first
         self.finished = finished
         self.decoded = decoded

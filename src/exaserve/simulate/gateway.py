@@ -13,7 +13,7 @@ from exaserve.domain.errors import QueueFull
 from exaserve.domain.replica import ReplicaId, Report
 from exaserve.domain.request import Outcome, RequestFacts, Usage
 from exaserve.health import FailureKind
-from exaserve.perfmodel.engine import State
+from exaserve.perfmodel.engine import SequenceState
 from exaserve.scheduling import Admission, Placement, PolicyFactory, Refusal, RefusalReason, Scheduler
 from exaserve.serving.fleet import Fleet
 from exaserve.serving.member import ChangeKind
@@ -404,7 +404,7 @@ class SimGateway:
                 late = silent is not None and now - silent > timeouts.between_bytes_s
             else:
                 late = now - job.sent_at > timeouts.first_byte_s
-            if late and job.state is not State.FINISHED:
+            if late and job.state is not SequenceState.FINISHED:
                 replica.abort(job, now)
                 self.lost(job, now, "timeout")
 

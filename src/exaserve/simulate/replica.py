@@ -7,7 +7,7 @@ from enum import Enum
 from typing import TYPE_CHECKING, Any, Final
 
 from exaserve.domain.replica import ReplicaId, Report
-from exaserve.perfmodel.engine import Request, State
+from exaserve.perfmodel.engine import EngineRequest, SequenceState
 from exaserve.perfmodel.runs import RunEngine
 from exaserve.simulate.units import SimUnit
 from exaserve.simulate.world import Stepper
@@ -37,7 +37,7 @@ _LOST: Final = Mode.LOST
 _FROZEN: Final = Mode.FROZEN
 
 
-class Job(Request):
+class Job(EngineRequest):
     """A request that an engine computes, with somebody to tell."""
 
     __slots__ = ("gateway",)
@@ -145,7 +145,7 @@ class SimReplica(Stepper):
     def abort(self, job: Job, now: float) -> None:
         """The gateway left: its place is free at once."""
         engine = self.engine
-        if job.state not in (State.WAITING, State.PREFILL, State.DECODE):
+        if job.state not in (SequenceState.WAITING, SequenceState.PREFILL, SequenceState.DECODE):
             return
         if engine.busy:
             engine.cut_run(now)

@@ -13,7 +13,7 @@ from exaserve.config import Cluster, NodeEntry, Pool, pool_engine_profile
 from exaserve.domain.errors import ConfigError
 from exaserve.domain.replica import ReplicaSpec
 from exaserve.perfmodel import EngineProfile
-from exaserve.perfmodel.engine import Request
+from exaserve.perfmodel.engine import EngineRequest
 from exaserve.perfmodel.runs import RunEngine
 from exaserve.workload import Mix
 
@@ -109,7 +109,7 @@ def _throughput_per_s(
                 prompt, output = scenario.draw_prompt(rng), scenario.output.draw(rng)
             else:
                 prompt, output = rng.choice(work)
-            engine.submit(Request(prompt, output), now)
+            engine.submit(EngineRequest(prompt, output), now)
             submitted += 1
         ends_at = engine.begin_run(now)
         assert ends_at is not None, "there is work"
