@@ -29,14 +29,10 @@ IMPURE_BUILTINS = frozenset({"breakpoint", "exec", "eval", "input", "open", "pri
 LONG_FILES: dict[str, str] = {}
 # "file::function" to the reason. Only shrinks.
 LONG_FUNCTIONS: dict[str, str] = {}
-# Names that still stand for two classes. Only shrinks.
-SHARED_NAMES = frozenset(["Control"])
 # Files that still import each other in a circle. Only shrinks.
 CIRCLES = (
     {"gateway/core.py", "gateway/http/client.py", "gateway/http/exchange.py"},
     {"simulate/call.py", "simulate/gateway.py", "simulate/replica.py"},
-    {"cli/simulate.py", "cli/simulate_show.py"},
-    {"cli/demo.py", "cli/demo_report.py"},
 )
 
 SOURCES = sorted(SOURCE.rglob("*.py"))
@@ -144,8 +140,7 @@ def test_a_class_name_stands_for_one_thing() -> None:
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
                 where.setdefault(node.name, []).append(name(path))
-    shared = {each: files for each, files in where.items() if len(files) > 1}
-    assert {each: files for each, files in shared.items() if each not in SHARED_NAMES} == {}
+    assert {each: files for each, files in where.items() if len(files) > 1} == {}
 
 
 def imports() -> dict[str, set[str]]:

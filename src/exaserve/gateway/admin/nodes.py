@@ -33,7 +33,7 @@ class _Ask(msgspec.Struct, forbid_unknown_fields=True):
     drain_s: float | None = None
 
 
-class Control(Protocol):
+class NodeControl(Protocol):
     """What of a gateway this needs."""
 
     agents: AgentServer | None
@@ -43,7 +43,7 @@ class Control(Protocol):
 class Nodes:
     """The handlers."""
 
-    def __init__(self, control: Control) -> None:
+    def __init__(self, control: NodeControl) -> None:
         self._control = control
 
     def routes(self) -> list[Route]:
