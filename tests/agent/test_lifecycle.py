@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from exaserve.agent.lifecycle import HAS_PROCESS, TRANSITIONS, IllegalUnitTransition, UnitEvent, UnitState, transition
-from exaserve.agent.policy import ALARM, HangWatch, RestartPolicy, diagnose, telling
+from exaserve.agent.policy import HangWatch, RestartPolicy, alarming, diagnose, telling
 
 
 def test_every_state_can_be_reached_and_left() -> None:
@@ -102,10 +102,18 @@ def test_last_words_leave_out_what_says_nothing() -> None:
     assert telling([], 8) == []
 
 
+def test_of_long_lines_only_the_beginning_is_looked_at() -> None:
+    """Patterns over 64 KiB take long, and the agent looks at two hundred lines."""
+    lines = ["ValueError: " + "x" * 60_000, "usage: " + "y" * 60_000, "z" * 60_000]
+    assert max(map(len, telling(lines, 8))) == 500
+    assert len(diagnose(lines).line) == 300
+    assert not alarming("x" * 60_000 + "EngineDeadError")
+
+
 def test_lines_that_are_reason_to_ask_at_once() -> None:
-    assert ALARM.search("(APIServer pid=8) ERROR vllm.v1.engine.exceptions.EngineDeadError: EngineCore encountered")
-    assert ALARM.search("ERROR Worker proc VllmWorker-0 died unexpectedly (exit code: None), shutting down executor.")
-    assert not ALARM.search("ERROR request failed: prompt too long")
+    assert alarming("(APIServer pid=8) ERROR vllm.v1.engine.exceptions.EngineDeadError: EngineCore encountered")
+    assert alarming("ERROR Worker proc VllmWorker-0 died unexpectedly (exit code: None), shutting down executor.")
+    assert not alarming("ERROR request failed: prompt too long")
 
 
 def test_restarts_have_growing_pauses_and_an_end() -> None:

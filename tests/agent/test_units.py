@@ -147,7 +147,7 @@ async def test_adapters_that_come_and_go_in_the_engine_are_taken_over(tmp_path) 
         assert (unit.spec.models, unit.spec.max_model_len) == (("m", "one"), 2048)
         names.write_text("two m")
         await until(lambda: unit.spec.models == ("m", "two"))
-        assert agent._state_of(unit, 0.0).models == ("m", "two")
+        assert agent._state_of(unit).models == ("m", "two")
         names.write_text("/some/path/of/m")
         await asyncio.sleep(0.3)
         assert unit.spec.models == ("m", "two"), "a list in other words says nothing"

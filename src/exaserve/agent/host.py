@@ -15,7 +15,7 @@ from typing import Protocol, TextIO, cast
 
 from exaserve.agent import shim
 from exaserve.agent.plan import StagePlan, UnitPlan
-from exaserve.agent.policy import ALARM
+from exaserve.agent.policy import alarming
 from exaserve.agent.ports import Hold
 from exaserve.agent.processes import Child
 from exaserve.domain.errors import ConfigError
@@ -207,7 +207,7 @@ class _ProcessEngine:
 
     def _line(self, name: str, line: str) -> None:
         self.log_bytes += len(line) + 1
-        if not self.alarm and ALARM.search(line):
+        if not self.alarm and alarming(line):
             self.alarm = True
             if self._on_alarm is not None:
                 self._on_alarm()

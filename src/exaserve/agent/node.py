@@ -250,13 +250,12 @@ class NodeAgent:
         return self._encode(self.units, full=True)
 
     def _encode(self, replicas: Iterable[ReplicaId], *, full: bool) -> bytes:
-        now = self._clock()
-        states = tuple(self._state_of(self.units[each], now) for each in replicas)
+        states = tuple(self._state_of(self.units[each]) for each in replicas)
         for state in states:
             (self._serving.add if state.ready else self._serving.discard)(ReplicaId(state.id))
         return encode(Picture(full, states))
 
-    def _state_of(self, unit: ReplicaUnit, now: float) -> AgentReplicaState:
+    def _state_of(self, unit: ReplicaUnit) -> AgentReplicaState:
         spec = unit.spec
         sample = unit.sampler.last
         return AgentReplicaState(
@@ -274,7 +273,6 @@ class NodeAgent:
             state=unit.state.value,
             ready=unit.ready,
             reason=unit.reason,
-            since_s=now - unit.since,
             restarts=unit.restarts,
             missing=sample.report.missing if sample is not None else (),
             pid=unit.engine.pid if unit.engine is not None else 0,

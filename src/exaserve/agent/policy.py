@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-__all__ = ["ALARM", "Diagnosis", "HangWatch", "Restart", "RestartPolicy", "diagnose", "telling"]
+__all__ = ["Diagnosis", "HangWatch", "Restart", "RestartPolicy", "alarming", "diagnose", "telling"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +76,9 @@ _SIGNS: tuple[tuple[str, bool, re.Pattern[str]], ...] = tuple(
         ("engine process died", False, r"died unexpectedly|EngineDeadError|EngineCore encountered a fatal error"),
     )
 )
-ALARM = re.compile(r"died unexpectedly|EngineDeadError|EngineCore encountered a fatal error|Scheduler hit an exception")
+_ALARM = re.compile(
+    r"died unexpectedly|EngineDeadError|EngineCore encountered a fatal error|Scheduler hit an exception"
+)
 """Lines after which vLLM's or SGLang's front end answers, for seconds, for an engine that is no more. Engines may also
 log what clients write, so such a line is a reason to ask at once, never proof."""
 _NOISE = re.compile(
@@ -85,6 +87,8 @@ _NOISE = re.compile(
 )
 _FRAME = re.compile(r"\x1b\[[0-9;]*[A-Za-z]|[\u2500-\u257f]+")
 """Colours, and the boxes that command lines draw around their errors."""
+_LINE_CHARS_MAX = 500
+"""Of a line that are looked at: patterns over lines of 64 KiB would hold up all that an agent does for seconds."""
 _WRAPPER = re.compile(r"^\(\w+ pid=\d+\)\s*")
 """vLLM puts the process before each line of it."""
 _USAGE = ("exit code 2", "exit code 126", "exit code 127")
@@ -92,15 +96,20 @@ _USAGE = ("exit code 2", "exit code 126", "exit code 127")
 _WRONG = re.compile(r"error|exception|fatal|critical|panic|abort|killed|fail", re.IGNORECASE)
 
 
+def alarming(line: str) -> bool:
+    """Whether the line is reason to ask the engine at once."""
+    return _ALARM.search(line[:_LINE_CHARS_MAX]) is not None
+
+
 def telling(lines: Iterable[str], count: int) -> list[str]:
     """The last ``count`` lines that say something is wrong; the last ones of any kind where none does."""
-    said = [line for line in lines if (words := _words(line)) and not _NOISE.search(words)]
+    said = [line[:_LINE_CHARS_MAX] for line in lines if (words := _words(line)) and not _NOISE.search(words)]
     return ([line for line in said if _WRONG.search(line)] or said)[-count:]
 
 
 def _words(line: str) -> str:
     """A line without what only decorates it: colours, boxes, process ids, the arguments that pydantic repeats."""
-    return _WRAPPER.sub("", _FRAME.sub("", line).strip()).partition(" [type=")[0]
+    return _WRAPPER.sub("", _FRAME.sub("", line[:_LINE_CHARS_MAX]).strip()).partition(" [type=")[0]
 
 
 def diagnose(lines: Iterable[str]) -> Diagnosis:

@@ -50,7 +50,7 @@ class ReplicaUnit:
         held: what an operator asked for before; a restart verb ends it.
 
     Attributes:
-        state / reason / since: of the life cycle.
+        state / reason: of the life cycle.
         well: whether the last probes were good.
         restarts: after failures, since the agent began.
         spec: as gateways are told; the engine's own list of models adds adapters and the context length.
@@ -72,7 +72,6 @@ class ReplicaUnit:
         self.spec = plan.spec
         self.state = UnitState.STOPPED
         self.reason = "stopped by an operator, until exaserve restart" if held == "stop" else "not started yet"
-        self.since = clock()
         self.well = False
         self.restarts = 0
         self.engine: RunningEngine | None = None
@@ -445,7 +444,6 @@ class ReplicaUnit:
         )
         self.state = state
         self.reason = reason
-        self.since = self._clock()
         if state is not UnitState.READY and state is not UnitState.DRAINING:
             self.well = False
         self._on_change(self)

@@ -43,7 +43,6 @@ class AgentReplicaState(msgspec.Struct, frozen=True, array_like=True):
         state: name of the life-cycle state, such as ``ready``.
         ready: whether it may take requests: it is in the state ``ready`` and its last probe was good.
         reason: what brought it there, in words.
-        since_s: seconds it has been in that state, by the agent's clock.
         restarts: restarts after a failure since the agent began.
         missing: signals that the engine should give and does not.
         pid: of the engine, 0 without a process of its own.
@@ -63,7 +62,6 @@ class AgentReplicaState(msgspec.Struct, frozen=True, array_like=True):
     state: str = ""
     ready: bool = False
     reason: str = ""
-    since_s: float = 0.0
     restarts: int = 0
     missing: tuple[str, ...] = ()
     pid: int = 0
