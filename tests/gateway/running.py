@@ -70,6 +70,11 @@ async def running(*engines: FakeEngine, token: str | None = None, **settings: An
         assert gateway.core.inflight() == 0
 
 
+def client_of(gateway: Gateway) -> httpx.AsyncClient:
+    """A client of the data port."""
+    return httpx.AsyncClient(base_url=gateway.url, trust_env=False, timeout=30)
+
+
 @contextlib.asynccontextmanager
 async def admin_of(gateway: Gateway, **headers: str) -> AsyncIterator[httpx.AsyncClient]:
     async with httpx.AsyncClient(base_url=gateway.admin_url, headers=headers, trust_env=False, timeout=20) as client:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import msgspec
 import pytest
 from tests.gateway.fake_engine import FakeEngine
-from tests.gateway.running import admin_of, running, until
+from tests.gateway.running import admin_of, client_of, running, until
 
 from exaserve.config import is_loopback
 from exaserve.domain.errors import ConfigError
 from exaserve.domain.replica import ReplicaId
+from exaserve.scheduling import POLICIES
 
 pytestmark = pytest.mark.may_block
 """starlette and uvicorn read package data at import; the request path is tested elsewhere."""
@@ -83,9 +86,46 @@ async def test_explain_prices_a_request_without_charging_it():
         assert long["chosen"] == f"127.0.0.1:{one.port}", "what fits nowhere by estimate gets the engine's own answer"
 
 
+@pytest.mark.parametrize("policy", sorted(POLICIES))
+async def test_explain_names_what_the_same_body_then_gets(policy: str):
+    """Chat and text, with the prefix that a conversation left behind."""
+    async with (
+        FakeEngine() as one,
+        FakeEngine() as two,
+        running(one, two) as gateway,
+        admin_of(gateway) as admin,
+        client_of(gateway) as client,
+    ):
+        for engine in (one, two):
+            engine.answers["/v1/chat/completions"] = (200, b'{"choices":[]}')
+        await until(lambda: all(state.standing.available for state in gateway.scheduler.states().values()))
+        gateway.scheduler.set_policy(policy)
+        talk = [{"role": "user", "content": "tell me of a long road " * 200}]
+        explained = {}
+        for turn in range(6):
+            body = {"model": "m", "messages": [*talk, {"role": "user", "content": str(turn)}], "user": "u"}
+            explained = (await admin.post("/explain", json=body)).json()
+            answer = await client.post("/v1/chat/completions", json=body)
+            assert answer.status_code == 200
+            assert explained["chosen"] == answer.headers["x-exaserve-replica"]
+        cached = {row["replica"]: row["terms"]["cached_tokens"] for row in explained["candidates"]}
+        assert max(cached.values()) > 500
+
+
+async def test_with_all_replicas_drained_a_request_is_refused_at_once():
+    async with FakeEngine() as one, running(one) as gateway, admin_of(gateway) as admin, client_of(gateway) as client:
+        await until(gateway.scheduler.ready_models)
+        await admin.post(f"/replicas/127.0.0.1:{one.port}/drain")
+        answer = await asyncio.wait_for(client.post("/v1/completions", json={"model": "m", "prompt": "x"}), 5.0)
+        assert answer.status_code == 503
+        assert "draining" in answer.json()["error"]["message"]
+
+
 @pytest.mark.parametrize(
     ("method", "path", "body", "status", "code", "param"),
     [
+        ("POST", "/explain", b'{"model":"m","path":"/v1/load_lora_adapter"}', 400, "route_not_found", "path"),
+        ("POST", "/explain", b'{"model":""}', 400, "invalid_body", "model"),
         ("GET", "/nothing", None, 404, "route_not_found", None),
         ("GET", "/replicas/none", None, 404, "replica_not_found", "replica"),
         ("POST", "/replicas/none/drain", None, 404, "replica_not_found", "replica"),

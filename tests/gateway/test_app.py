@@ -11,7 +11,7 @@ import httpx
 import msgspec
 import pytest
 from tests.gateway.fake_engine import FakeEngine
-from tests.gateway.running import ONE_PROBE, cluster_of, running, until
+from tests.gateway.running import ONE_PROBE, client_of, cluster_of, running, until
 from tests.programs import program
 
 from exaserve.config import GatewaySettings
@@ -23,10 +23,6 @@ from exaserve.observe import EventLog, null_log
 pytestmark = pytest.mark.may_block
 
 ASK = {"model": "m", "prompt": "x", "max_tokens": 1}
-
-
-def client_of(gateway) -> httpx.AsyncClient:
-    return httpx.AsyncClient(base_url=gateway.url, trust_env=False, timeout=30)
 
 
 async def test_ready_as_soon_as_its_replicas_answer():

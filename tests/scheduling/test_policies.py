@@ -6,12 +6,14 @@ import math
 from collections import Counter, deque
 
 import pytest
-from tests.scheduling.conftest import Build, facts, report, rid
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.scheduling.conftest import Build, built, facts, report, rid
 
 from exaserve.domain.errors import ConfigError
 from exaserve.domain.replica import ReplicaId
-from exaserve.domain.request import Outcome
-from exaserve.scheduling import POLICIES, Placement, Refusal, RefusalReason, SchedulerConfig
+from exaserve.domain.request import Outcome, Usage
+from exaserve.scheduling import POLICIES, Placement, Refusal, RefusalReason, Scheduler, SchedulerConfig
 from exaserve.scheduling.pool import HashRing, session_hash
 
 ALL = sorted(POLICIES)
@@ -51,6 +53,45 @@ class TestEveryPolicy:
             RefusalReason.NOT_READY,
         ]
         assert "connection refused" in down.message
+
+    @settings(max_examples=30)
+    @given(
+        steps=st.lists(
+            st.tuples(
+                st.integers(1, 20_000), st.integers(0, 5), st.booleans(), st.sampled_from(["keep", "first", "done"])
+            ),
+            min_size=1,
+            max_size=25,
+        ),
+        replicas=st.sampled_from([1, 5, 80]),
+        seed=st.integers(0, 50),
+    )
+    def test_an_explanation_names_what_the_request_then_gets(
+        self, policy: str, steps: list[tuple[int, int, bool, str]], replicas: int, seed: int
+    ) -> None:
+        """With weights, sessions, prefixes and reports, for pools that are scanned and pools that are sampled."""
+        scheduler = built(replicas, policy, seed=seed)
+        if replicas > 1:
+            scheduler.set_weight(rid(1), 0.3)
+        for number, (prompt, session, stream, fate) in enumerate(steps):
+            now = 0.05 * number
+            known = {"running": session, "waiting": number % 3, "kv_use": session / 7, "kv_age_ms": 5, "net_mb_s": 1}
+            scheduler.report(report(prompt % replicas, number, now, **known), now)
+            asked = facts(prompt, 50, stream=stream, session=f"s{session}", prefix=(session, session + 9, prompt))
+            before = [ledger.inflight for ledger in scheduler.states().values()]
+            first, second = scheduler.explain(asked, now), scheduler.explain(asked, now)
+            assert first == second, "asking changes nothing"
+            assert before == [ledger.inflight for ledger in scheduler.states().values()]
+            placed = scheduler.place(asked, now)
+            if isinstance(placed, Refusal):
+                assert (first.chosen, first.refusal) == (None, placed.reason.value)
+                continue
+            assert first.chosen == placed.replica_id
+            assert next(c.out for c in first.candidates if c.replica == placed.replica_id) is None
+            if fate != "keep":
+                scheduler.first_token(placed, now + 0.01)
+            if fate == "done":
+                scheduler.release(placed, now + 0.02, Outcome.COMPLETED, Usage(prompt, 20, prompt // 2))
 
     def test_same_seed_same_choices(self, build: Build, policy: str) -> None:
         runs = []
@@ -269,8 +310,31 @@ def test_unknown_policy_names_the_field_and_the_choices(build: Build) -> None:
     assert caught.value.param == "scheduling.strategy"
 
 
-def test_explain_names_each_reason_and_charges_nothing(build: Build) -> None:
-    scheduler = build(5)
+def test_who_has_been_taken_out_is_not_waited_for(build: Build) -> None:
+    def reason(scheduler: Scheduler) -> RefusalReason:
+        refused = scheduler.place(facts(), 0.0)
+        assert isinstance(refused, Refusal)
+        return refused.reason
+
+    scheduler = build(3)
+    scheduler.drain(rid(0))
+    scheduler.set_weight(rid(1), 0)
+    scheduler.force_score(rid(2), math.inf)
+    assert reason(scheduler) is RefusalReason.WITHDRAWN
+    assert scheduler.explain(facts(), 0.0).refusal == "withdrawn"
+    scheduler.drain(rid(2), returning=True)
+    scheduler.force_score(rid(2), None)
+    assert reason(scheduler) is RefusalReason.NOT_READY, "its agent restarts it"
+    scheduler.drain(rid(2))
+    assert reason(scheduler) is RefusalReason.WITHDRAWN, "the operator's word goes further"
+    scheduler.undrain(rid(2))
+    scheduler.set_health(rid(2), False, "down")
+    assert reason(scheduler) is RefusalReason.NOT_READY
+
+
+@pytest.mark.parametrize("policy", ALL)
+def test_explain_names_each_reason_and_charges_nothing(build: Build, policy: str) -> None:
+    scheduler = build(5, policy=policy)
     scheduler.set_health(rid(0), False, "probe timed out")
     scheduler.drain(rid(1))
     scheduler.force_score(rid(2), math.inf)

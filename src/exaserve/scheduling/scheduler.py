@@ -113,10 +113,16 @@ class Scheduler:
         if ledger is not None:
             self._members.restarted(ledger)
 
-    def drain(self, replica: ReplicaId) -> None:
-        """No new requests; those in flight go on. KeyError for an unknown replica."""
+    def drain(self, replica: ReplicaId, *, returning: bool = False) -> None:
+        """No new requests; those in flight go on. KeyError for an unknown replica.
+
+        Args:
+            returning: it will be back by itself, so requests that find no other replica wait for it.
+        """
         ledger = self._ledgers[replica]
-        ledger.standing.draining = True
+        standing = ledger.standing
+        standing.returning = returning and (standing.returning or not standing.draining)
+        standing.draining = True
         self._members.changed(ledger)
 
     def undrain(self, replica: ReplicaId) -> None:
@@ -281,8 +287,9 @@ class Scheduler:
     def _refusal(self, pool: ModelPool, exclude: Collection[ReplicaId]) -> Refusal:
         if not pool.eligible:
             reasons = {s.standing.why_not() or "" for s in pool.members.values()}
+            out = all(each.standing.withdrawn for each in pool.members.values())
             return Refusal(
-                RefusalReason.NOT_READY,
+                RefusalReason.WITHDRAWN if out else RefusalReason.NOT_READY,
                 f"no replica of model {pool.model!r} is ready ({'; '.join(sorted(reasons)[:3])})",
             )
         if exclude and all(s.id in exclude for s in pool.eligible):

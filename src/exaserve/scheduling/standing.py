@@ -14,7 +14,7 @@ class Standing:
     Attributes:
         available / reason: health's word and why.
         ramp: slow-start share, 0 to 1.
-        draining: no new requests, those in flight go on.
+        draining: no new requests, those in flight go on; returning: by its agent, which means to have it back.
         asleep: the engine sleeps, by its own report.
         removed: no longer a member; what is in flight can still be released.
         weight: share of traffic relative to equals, 0 takes it out.
@@ -22,13 +22,16 @@ class Standing:
         suspicion: factor on the cost while the anomaly guard distrusts it, at least 1.
     """
 
-    __slots__ = ("asleep", "available", "draining", "forced", "ramp", "reason", "removed", "suspicion", "weight")
+    __slots__ = (
+        "asleep", "available", "draining", "forced", "ramp", "reason", "removed", "returning", "suspicion",
+        "weight",
+    )  # fmt: skip
 
     def __init__(self, weight: float) -> None:
         self.available = False
         self.reason = "not probed yet"
         self.ramp = 1.0
-        self.draining = False
+        self.draining = self.returning = False
         self.asleep = False
         self.removed = False
         self.weight = weight
@@ -38,6 +41,11 @@ class Standing:
     @property
     def eligible(self) -> bool:
         return self.why_not() is None
+
+    @property
+    def withdrawn(self) -> bool:
+        """Whether somebody has taken it out, so that waiting does not help."""
+        return self.forced == math.inf or not self.weight > 0 or (self.draining and not self.returning)
 
     @property
     def penalty(self) -> float:

@@ -156,6 +156,8 @@ class SimGateway:
         reason = refusal.reason
         if reason is RefusalReason.MODEL_UNKNOWN:
             self._end(call, now, "rejected")
+        elif reason is RefusalReason.WITHDRAWN:
+            self._end(call, now, "no_replica_ready")
         elif reason is RefusalReason.ALL_TRIED:
             call.tried = ()
             self.world.at(now + BACKOFF_S[min(call.attempts, len(BACKOFF_S)) - 1], self._again, call)

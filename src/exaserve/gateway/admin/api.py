@@ -42,18 +42,21 @@ from starlette.routing import Route
 
 from exaserve.config import Cluster, is_loopback, join_address
 from exaserve.config.show import shown_to_people
-from exaserve.domain.errors import ConfigError
+from exaserve.domain.errors import ClientError, ConfigError
 from exaserve.domain.replica import ReplicaId
-from exaserve.domain.request import RequestFacts
 from exaserve.gateway.admin.nodes import Nodes
 from exaserve.gateway.admin.rows import replica_row
 from exaserve.gateway.core import Core
 from exaserve.gateway.fleet.agents import AgentServer
 from exaserve.gateway.fleet.registries import Registries
 from exaserve.gateway.fleet.telemetry import Telemetry
+from exaserve.gateway.http.body import ABSENT
+from exaserve.gateway.http.inspect import inspect
+from exaserve.gateway.http.parse import Request as ClientRequest
+from exaserve.gateway.http.routes import resolve
 from exaserve.gateway.peers.peering import Peering
 from exaserve.observe import EventLog, GatewayMetrics
-from exaserve.scheduling import Admission, ReplicaLedger, Scheduler, block_hashes
+from exaserve.scheduling import Admission, ReplicaLedger, Scheduler
 from exaserve.serving.fleet import Fleet
 
 __all__ = ["AdminServer", "Control", "build_admin"]
@@ -100,15 +103,17 @@ class _Believe(msgspec.Struct, forbid_unknown_fields=True):
     source: str = ""
 
 
-class _Explain(msgspec.Struct, forbid_unknown_fields=True):
-    """A hypothetical request. ``prompt`` (text) gives tokens and prefix; ``prompt_tokens`` overrides its length."""
+class _Explain(msgspec.Struct):
+    """A request's body, read as the data port reads it, and with it what else it would come with.
+
+    ``path`` is where it would be sent, ``session`` its header, and ``prompt_tokens`` overrides the estimated length.
+    """
 
     model: str
-    prompt: str = ""
+    path: str | None = None
     prompt_tokens: int | None = None
-    max_tokens: int | None = None
     session: str | None = None
-    stream: bool = True
+    messages: msgspec.Raw = ABSENT
 
 
 class _AdminError(Exception):
@@ -125,11 +130,19 @@ def _json(value: object, status: int = 200) -> Response:
 
 
 async def _body(request: Request, kind: type[_T]) -> _T:
+    return _decoded(await _raw(request), kind)
+
+
+async def _raw(request: Request) -> bytearray:
     raw = bytearray()
     async for part in request.stream():
         raw += part
         if len(raw) > BODY_BYTES_MAX:
             raise _AdminError(413, f"The body is above {BODY_BYTES_MAX} bytes.", "body_too_large")
+    return raw
+
+
+def _decoded(raw: bytearray, kind: type[_T]) -> _T:
     try:
         return msgspec.json.decode(raw, type=kind)
     except msgspec.ValidationError as error:
@@ -250,23 +263,23 @@ class _Admin:
         return _json({"status": "ok"})
 
     async def explain(self, request: Request) -> Response:
-        asked = await _body(request, _Explain)
+        raw = await _raw(request)
+        asked = _decoded(raw, _Explain)
         scheduler = self._control.scheduler
-        text = asked.prompt.encode("utf-8", "replace")
-        tokens = asked.prompt_tokens
-        if tokens is None:
-            tokens = math.ceil(len(text) / scheduler.bytes_per_token(asked.model))
-        facts = RequestFacts(
-            model=asked.model,
-            prompt_tokens=tokens,
-            output_tokens=scheduler.expected_output(asked.model, asked.max_tokens),
-            total_tokens_max=tokens + (asked.max_tokens or 0),
-            stream=asked.stream,
-            session=asked.session,
-            prefix=block_hashes(text),
-            prompt_bytes=len(text),
-        )
-        return _json(scheduler.explain(facts, self._control.clock()).as_dict() | {"prompt_tokens": tokens})
+        path = asked.path or ("/v1/completions" if asked.messages is ABSENT else "/v1/chat/completions")
+        sent = ClientRequest()
+        sent.body = bytes(raw)
+        sent.session = (asked.session or "").encode("latin-1", "replace")
+        try:
+            facts = inspect(sent, resolve(b"POST", path.encode()), scheduler)
+        except ClientError as error:
+            raise _AdminError(400, error.message, error.code, error.param or "path") from None
+        if asked.prompt_tokens is not None:
+            if facts.total_tokens_max:
+                facts.total_tokens_max += asked.prompt_tokens - facts.prompt_tokens
+            facts.prompt_tokens = asked.prompt_tokens
+        explained = scheduler.explain(facts, self._control.clock())
+        return _json(explained.as_dict() | {"prompt_tokens": facts.prompt_tokens})
 
     # ---- levers -------------------------------------------------------------------------------------------------
     async def drain(self, request: Request) -> Response:

@@ -347,7 +347,7 @@ class AgentServer:
         if state.state == "draining":
             if not row.drained:
                 row.drained = True
-                self.scheduler.drain(row.id)
+                self.scheduler.drain(row.id, returning=True)
             return
         if state.ready != row.ready or not state.ready:
             row.ready = state.ready

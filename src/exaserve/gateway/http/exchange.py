@@ -150,6 +150,8 @@ class Exchange:
             self._fail(core.model_unknown(self.facts.model))
         elif core.stopping:
             self._fail(ShuttingDown("The gateway is stopping; try another one.", retry_after_s=1))
+        elif reason is RefusalReason.WITHDRAWN:
+            self._fail(NoReplicaReady(f"{refusal.message[:1].upper()}{refusal.message[1:]}."))
         elif reason is RefusalReason.ALL_TRIED:
             self._tried = ()
             self._retry_at = now + _BACKOFF_S[min(self._attempts, len(_BACKOFF_S)) - 1]
@@ -172,8 +174,7 @@ class Exchange:
 
     def dispatched(self, placement: Placement, now: float) -> None:
         """The admission queue has placed it."""
-        ticket = self._ticket
-        self._ticket = None
+        ticket, self._ticket = self._ticket, None
         self._tried = ()
         if ticket is not None:
             self._core.metrics.queue_wait(now - ticket.offered_at)
@@ -182,8 +183,7 @@ class Exchange:
     def queue_expired(self) -> None:
         """Its time in the admission queue is over (the queue has forgotten it)."""
         core = self._core
-        ticket = self._ticket
-        self._ticket = None
+        ticket, self._ticket = self._ticket, None
         if ticket is not None:
             core.metrics.queue_wait(core.clock() - ticket.offered_at)
         retry_s = core.admission.config.retry_after_s
