@@ -15,7 +15,7 @@ from tests.preflight.test_ethernet import GOOD, IPERF, connection
 from tests.preflight.test_fabric import IB_WRITE_LAT, INTERFACES, P2P_LATENCY, PING, ROCE
 from tests.preflight.test_host import CHRONY, GOVERNOR, LIMITS, LSCPU, SYSCTLS
 from tests.preflight.test_infiniband import SYSFS
-from tests.preflight.test_software import FIRMWARE, SOFTWARE, memory
+from tests.preflight.test_software import FIRMWARE, NODES, SOFTWARE, memory
 from tests.preflight.test_storage import listing
 
 from exaserve.cli.preflight import load_expectations
@@ -58,7 +58,7 @@ SAMPLES = {
     "rdma_counters": SYSFS, "cpu": LSCPU, "gpu": shapes.GPU_HEADER + "\n" + shapes.gpu_row(0) + "\n" + shapes.gpu_row(1),
     "limits": LIMITS, "connections": SYSCTLS, "clock": CHRONY, "governor": GOVERNOR, "weights": listing(), "roce": ROCE,
     "ethernet": GOOD, "iperf": IPERF.format(rate="93.7"), "software": SOFTWARE, "gpu_firmware": FIRMWARE,
-    "retransmissions": connection(100_000_000, 10), "rank_memory": memory(70_000, 70_000),
+    "retransmissions": connection(100_000_000, 10), "rank_memory": memory(70_000, 70_000), "kubernetes": NODES,
     "interfaces": INTERFACES, "mtu_ping": PING, "ib_latency": IB_WRITE_LAT, "link_latency": P2P_LATENCY,
 }  # fmt: skip
 

@@ -6,7 +6,7 @@ from tests.preflight import shapes
 
 from exaserve.preflight import CheckVerdict, Context, Output, compare_hosts, judge_host, recognise, unit_bindings
 from exaserve.preflight.judge_topology import judge_topology
-from exaserve.preflight.software import judge_firmware, judge_rank_memory, judge_software
+from exaserve.preflight.software import judge_firmware, judge_kubernetes, judge_rank_memory, judge_software
 
 SOFTWARE = """\
 PRETTY_NAME="Ubuntu 24.04.1 LTS"
@@ -71,6 +71,28 @@ def test_ranks_are_those_of_the_topology() -> None:
     context = Context(unit=2, facts={"topology": {"tables": tables}})
     assert judge_rank_memory(memory(70_000, 40_000, 70_000, 40_000), context).verdict is CheckVerdict.OK
     assert judge_rank_memory(memory(70_000, 70_000, 40_000, 40_000), context).verdict is not CheckVerdict.OK
+
+
+NODES = """\
+NODE    READY   CAPACITY   ALLOCATABLE
+gpu-1   True    8          8
+gpu-2   True    8          8
+cpu-1   True    <none>     <none>
+"""
+
+
+def test_cards_that_kubernetes_offers() -> None:
+    good = judge_kubernetes(NODES, Context())
+    assert (good.verdict, good.summary) == (CheckVerdict.OK, "16 cards allocatable on 2 nodes")
+    short = judge_kubernetes(NODES.replace("gpu-2   True    8          8", "gpu-2   True    8          7"), Context())
+    assert "gpu-2 (7 of 8)" in short.findings[0].text
+    assert judge_kubernetes(NODES.replace("gpu-1   True", "gpu-1   False"), Context()).verdict is CheckVerdict.FAILED
+    fewer = judge_kubernetes(NODES + "gpu-3   True    4          4\n", Context())
+    assert "gpu-3 (4)" in fewer.findings[0].text
+    none = "NODE READY CAPACITY ALLOCATABLE\na True <none> <none>\n"
+    assert judge_kubernetes(none, Context()).verdict is CheckVerdict.NOT_RUN
+    assert recognise(NODES).id == "kubernetes"  # type: ignore[union-attr]
+    assert judge_kubernetes("", Context()).findings[0].code == "PF-RUN-003"
 
 
 def test_units_for_an_agent() -> None:

@@ -60,6 +60,9 @@ for name in ("vllm", "sglang", "tensorrt_llm", "torch"):
         pass
 PY
 true"""
+_NODES = """kubectl get nodes --request-timeout=15s -o custom-columns='NODE:.metadata.name,\
+READY:.status.conditions[?(@.type=="Ready")].status,\
+CAPACITY:.status.capacity.nvidia\\.com/gpu,ALLOCATABLE:.status.allocatable.nvidia\\.com/gpu' 2>/dev/null; true"""
 _FIRMWARE = """nvidia-smi --query-gpu=index,name,vbios_version --format=csv,nounits
 nvidia-smi -q 2>/dev/null | grep -i 'GSP Firmware'; true"""
 _IOMMU = """cat /proc/cmdline; echo iommu_groups=$(ls /sys/kernel/iommu_groups 2>/dev/null | wc -l)
@@ -131,6 +134,16 @@ CHECKS: tuple[Check, ...] = (
         _SOFTWARE,
         software.judge_software,
         recognises=lambda text: "PRETTY_NAME=" in text or re.search(r"^ldd \(", text, re.MULTILINE) is not None,
+    ),
+    Check(
+        "kubernetes",
+        "Cards that Kubernetes offers",
+        "host",
+        _NODES,
+        software.judge_kubernetes,
+        "kubectl",
+        absent="no Kubernetes cluster answers",
+        recognises=software.looks_like_nodes,
     ),
     Check(
         "ibstat",
@@ -412,8 +425,8 @@ def check_named(name: str, checks: Iterable[Check] = CHECKS) -> Check | None:
 
 # A paste often holds more than one thing; the more particular shape is asked first.
 _ORDER = (
-    "weights", "checksums", "iperf", "retransmissions", "ethernet", "gpu_firmware", "rank_memory", "software",
-    "nccl", "ib_latency", "link_latency", "rocm", "topology", "ibstat", "rdma_counters", "gpu",
+    "weights", "checksums", "iperf", "retransmissions", "ethernet", "gpu_firmware", "rank_memory", "kubernetes",
+    "software", "nccl", "ib_latency", "link_latency", "rocm", "topology", "ibstat", "rdma_counters", "gpu",
     "gpu_driver", "gpu_xid", "mtu_ping", "roce", "adaptive_routing", "interfaces", "clock", "limits", "connections",
     "governor", "numa_balancing", "huge_pages", "iommu", "disk", "read_speed", "nccl_interface", "cpu",
 )  # fmt: skip

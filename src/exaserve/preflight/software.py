@@ -19,7 +19,15 @@ from exaserve.preflight.model import (
 )
 from exaserve.preflight.text import clean_lines, count_of, number, plain_names, strip_launcher
 
-__all__ = ["judge_firmware", "judge_rank_memory", "judge_software", "looks_like_firmware", "looks_like_ranks"]
+__all__ = [
+    "judge_firmware",
+    "judge_kubernetes",
+    "judge_rank_memory",
+    "judge_software",
+    "looks_like_firmware",
+    "looks_like_nodes",
+    "looks_like_ranks",
+]
 
 BALANCE_MAX = 0.05
 """Ranks of one replica hold the same share of weights and cache: more apart is a wrong cut, or memory of others."""
@@ -116,6 +124,48 @@ def judge_rank_memory(text: str, context: Context) -> Judgement:
             findings.append(level("PF-GPU-016", text_))
     said = f", at most {max(shares):.1%} apart" if shares else ", one rank each"
     return Judgement(f"{count_of(len(busy), 'card')} in use{said}", tuple(findings), {**facts, "apart": shares})
+
+
+_NODES = re.compile(r"^\s*NODE\s+READY\s+CAPACITY\s+ALLOCATABLE\b")
+
+
+def looks_like_nodes(text: str) -> bool:
+    return any(_NODES.match(line) for line in clean_lines(text)[:5000])
+
+
+def judge_kubernetes(text: str, context: Context) -> Judgement:
+    """Cards that each Kubernetes node offers to pods, against those it has."""
+    del context
+    rows: list[tuple[str, str, int, int]] = []
+    inside = False
+    for raw in clean_lines(text):
+        line = strip_launcher(raw)
+        cells = line.split()
+        if _NODES.match(line):
+            inside = True
+        elif inside and len(cells) == 4:
+            rows.append((cells[0], cells[1], int(number(cells[2]) or 0), int(number(cells[3]) or 0)))
+    if not inside or not rows:
+        return not_understood("node with its capacity and allocatable cards")
+    having = [row for row in rows if row[2] or row[3]]
+    facts = {"allocatable": {name: free for name, _, _, free in rows}}
+    if not having:
+        return Judgement("no node offers cards", (not_told("no node has cards that pods may ask for"),), facts)
+    findings: list[CheckFinding] = []
+    short = [f"{name} ({free} of {has})" for name, _, has, free in having if free < has]
+    if short:
+        findings.append(failed("PF-HOST-012", f"cards that are not offered to pods: {plain_names(short)}"))
+    unready = [name for name, ready, _, _ in having if ready != "True"]
+    if unready:
+        findings.append(failed("PF-HOST-012", f"not ready: {plain_names(unready)}"))
+    usual = Counter(has for _, _, has, _ in having).most_common(1)[0][0]
+    odd = [f"{name} ({has})" for name, _, has, _ in having if has < usual]
+    if odd:
+        findings.append(warning("PF-HOST-012", f"fewer cards than the others' {usual}: {plain_names(odd)}"))
+    total = sum(free for *_, free in having)
+    return Judgement(
+        f"{count_of(total, 'card')} allocatable on {count_of(len(having), 'node')}", tuple(findings), facts
+    )
 
 
 def _units(cards: Sequence[str], context: Context) -> list[list[str]]:
