@@ -14,7 +14,7 @@ from tests.discovery.fake_consul import FakeConsul
 from tests.discovery.fake_dns import FakeDns
 from tests.discovery.fake_kubernetes import FakeKubernetes
 
-from exaserve.discovery import Discovery, FileDiscovery, StaticDiscovery
+from exaserve.discovery import Discovery, FileDiscovery
 from exaserve.discovery.consul import ConsulDiscovery
 from exaserve.discovery.dns import DnsDiscovery
 from exaserve.discovery.feed import Feed
@@ -70,25 +70,32 @@ class _Base:
         return False
 
 
+def feed_of(*specs: ReplicaSpec) -> Feed:
+    """A source whose list the test publishes itself."""
+    feed = Feed("feed")
+    feed.publish(specs)
+    return feed
+
+
 def spec(name: str, address: str, port: int, weight: float) -> ReplicaSpec:
     return ReplicaSpec(ReplicaId(name), f"http://{address}:{port}", weight=weight)
 
 
-class StaticWorld(_Base):
+class FeedWorld(_Base):
     can_break = False
 
     def __init__(self) -> None:
         super().__init__()
         self.held: dict[str, ReplicaSpec] = {}
-        self.source = StaticDiscovery([])
+        self.source = feed_of()
 
     async def put(self, name: str, address: str, port: int = 8000, weight: float = 1.0) -> None:
         self.held[name] = spec(name, address, port, weight)
-        self.source.replace(self.held.values())
+        self.source.publish(self.held.values())
 
     async def drop(self, name: str) -> None:
         del self.held[name]
-        self.source.replace(self.held.values())
+        self.source.publish(self.held.values())
 
 
 class FileWorld(_Base):
@@ -254,7 +261,7 @@ async def _plain(world: World) -> AsyncIterator[World]:
 
 
 WORLDS: dict[str, Callable[[Path], AbstractAsyncContextManager[World]]] = {
-    "static": lambda _folder: _plain(StaticWorld()),
+    "feed": lambda _folder: _plain(FeedWorld()),
     "file": lambda folder: _plain(FileWorld(folder)),
     "consul": lambda _folder: _with(ConsulWorld, FakeConsul()),
     "kubernetes pods": lambda _folder: _with(PodWorld, FakeKubernetes()),

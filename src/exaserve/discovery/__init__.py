@@ -7,7 +7,6 @@ from exaserve.discovery.changes import Added, Change, Discovery, Removed, Update
 from exaserve.discovery.entries import Defaults
 from exaserve.discovery.feed import SourceError, SourceStatus
 from exaserve.discovery.file import FileDiscovery, read_targets
-from exaserve.discovery.static import StaticDiscovery
 
 __all__ = [
     "Added",
@@ -19,7 +18,6 @@ __all__ = [
     "Removed",
     "SourceError",
     "SourceStatus",
-    "StaticDiscovery",
     "Updated",
     "changes_between",
     "read_targets",

@@ -1,3 +1,5 @@
+"""What every source is made of: sets that lead to changes, and only the newest of them."""
+
 from __future__ import annotations
 
 import asyncio
@@ -6,8 +8,9 @@ from dataclasses import replace
 
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.discovery.worlds import feed_of
 
-from exaserve.discovery import Added, Change, Discovery, Removed, StaticDiscovery, Updated, changes_between
+from exaserve.discovery import Added, Change, Discovery, Removed, Updated, changes_between
 from exaserve.domain.replica import ReplicaId, ReplicaSpec
 
 
@@ -51,11 +54,11 @@ def test_another_weight_is_an_update_and_another_address_a_new_replica() -> None
 
 
 async def test_watch_gives_all_first_then_what_changed_then_ends() -> None:
-    source = StaticDiscovery([spec("a"), spec("b")])
+    source = feed_of(spec("a"), spec("b"))
     typed: Discovery = source
     stream = typed.watch()
     assert await anext(stream) == (Added(spec("a")), Added(spec("b")))
-    source.replace([spec("b")])
+    source.publish([spec("b")])
     assert await anext(stream) == (Removed(ReplicaId("a")),)
     waiting = asyncio.ensure_future(anext(stream, None))
     await asyncio.sleep(0)
@@ -64,23 +67,23 @@ async def test_watch_gives_all_first_then_what_changed_then_ends() -> None:
 
 
 async def test_first_batch_comes_even_if_empty() -> None:
-    assert await anext(StaticDiscovery([]).watch()) == ()
+    assert await anext(feed_of().watch()) == ()
 
 
 async def test_a_slow_watcher_sees_only_the_newest_set() -> None:
-    source = StaticDiscovery([spec("a")])
+    source = feed_of(spec("a"))
     stream = source.watch()
     await anext(stream)
     for name in "bcd":
-        source.replace([spec(name)])
+        source.publish([spec(name)])
     assert await anext(stream) == (Removed(ReplicaId("a")), Added(spec("d")))
 
 
 async def test_a_reload_without_change_yields_nothing() -> None:
-    source = StaticDiscovery([spec("a")])
+    source = feed_of(spec("a"))
     stream = source.watch()
     await anext(stream)
-    source.replace([spec("a")])
+    source.publish([spec("a")])
     waiting = asyncio.ensure_future(anext(stream, None))
     for _ in range(3):
         await asyncio.sleep(0)
