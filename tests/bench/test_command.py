@@ -9,8 +9,10 @@ from html.parser import HTMLParser
 
 import pytest
 
+from exaserve.bench.knee import KneeSearch
 from exaserve.emulator.config import EmulatorConfig
 from exaserve.emulator.process import EmulatorProcess
+from exaserve.report import number
 
 FAST = ["--workload", "A", "--rate", "20", "--duration", "2", "--processes", "1", "--drain", "20"]
 
@@ -141,13 +143,22 @@ def test_traces_closed_loops_and_standard_output(emulator, tmp_path):
 
 
 @pytest.mark.slow
-def test_the_knee_is_looked_for(emulator):
+def test_the_knee_is_looked_for(emulator, tmp_path):
     output = bench(
         emulator.urls[0], "--profile", "--step", 1, "--rate", 200, "--workload", "A", "--slo", "p99_ttft_ms<=300",
-        "--processes", 1, "--drain", 5, code=(0, 1, 4), timeout_s=110.0,
+        "--processes", 1, "--drain", 5, "--json", tmp_path / "k.json", code=(0, 1, 4), timeout_s=110.0,
     )  # fmt: skip
-    assert "knee: holds" in output or "no rate held" in output
-    assert "Rates" in output
+    steps = json.loads((tmp_path / "k.json").read_text())["steps"]
+    search = KneeSearch(200.0)
+    for step, rate in zip(steps, search.rates(), strict=False):
+        assert step["rate_per_s"] == rate, "the next rate follows from which ones held"
+        assert step["held"] == (step["why"] == "")
+        search.tell(rate, held=step["held"])
+    held = [step["rate_per_s"] for step in steps if step["held"]]
+    broke = [step["rate_per_s"] for step in steps if not step["held"]]
+    assert broke, "it ends above a rate that does not hold"
+    assert max(held, default=0.0) < min(broke)
+    assert (f"knee: holds {number(max(held))} requests/s" if held else "no rate held, not even the lowest") in output
 
 
 @pytest.mark.parametrize(

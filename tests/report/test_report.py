@@ -15,6 +15,7 @@ from exaserve.report import (
     StepView,
     heat,
     lines,
+    number,
     percentiles,
     runs_report,
     seconds,
@@ -144,3 +145,10 @@ def test_a_heat_map_leaves_out_what_is_unknown():
 )  # fmt: skip
 def test_durations_read_well(value, text):
     assert seconds(value) == text
+
+
+def test_figures_have_four_digits_and_no_exponent():
+    values = (0.0, 0.06667, 3.5512, 113.61, 999.96, 21_350.4, 1_443_137.0, 2.5, 1e-7, -12.3456, math.nan)
+    assert [number(value) for value in values] == [
+        "0", "0.06667", "3.551", "113.6", "1,000", "21,350", "1,443,137", "2.5", "0.0000001", "-12.35", "-",
+    ]  # fmt: skip
