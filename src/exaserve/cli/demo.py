@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from exaserve.cli.flags import JsonFile, command
+from exaserve.cli.flags import JsonFile, Seed, command
 from exaserve.cli.outputs import STDOUT, check_writable, write_text
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ class DemoOptions:
     rate_per_s: Annotated[
         float | None, typer.Option("--rate", min=0.1, help="Requests per second, instead of --load.")
     ] = None
-    seed: Annotated[int, typer.Option(min=0, help="Arrivals, lengths and answers repeat under it.")] = 1
+    seed: Seed = 1
     as_json: JsonFile = None
     show_config: Annotated[bool, typer.Option("--show-config", help="Print the cluster file and exit.")] = False
 

@@ -23,7 +23,12 @@ __all__ = ["ApiKey", "JsonFile", "Seed", "command"]
 
 T = TypeVar("T")
 
-Seed = Annotated[int, typer.Option(min=0, help="Same seed, same requests.")]
+Seed = Annotated[
+    int,
+    typer.Option(
+        min=0, help="The same seed gives the same requests, and of a simulation the same result, to the byte."
+    ),
+]
 JsonFile = Annotated[
     Path | None, typer.Option("--json", metavar="FILE", help="Write all figures to FILE ('-': standard output).")
 ]

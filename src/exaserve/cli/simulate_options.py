@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from exaserve.cli.flags import JsonFile
+from exaserve.cli.flags import JsonFile, Seed
 
 if TYPE_CHECKING:
     from exaserve.config import Cluster
@@ -53,7 +53,7 @@ class SimulateOptions:
         float | None, typer.Option(min=0.1, help="Simulated seconds of arrivals (60; a trace: all of it).")
     ] = None
     warmup_s: Annotated[float | None, typer.Option("--warmup", min=0, help="Seconds left out at the start.")] = None
-    seed: Annotated[int, typer.Option(min=0, help="The same seed gives the same result, to the byte.")] = 1
+    seed: Seed = 1
     mix: Annotated[
         str, typer.Option(help="mix, A, B, C, PROMPT/OUTPUT in tokens (64/64), or a YAML file with scenarios.")
     ] = "mix"
