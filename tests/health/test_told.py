@@ -72,13 +72,15 @@ def test_a_lost_agent_leaves_the_decision_to_probes_from_here() -> None:
 
 
 def test_its_return_brings_it_back_from_any_state() -> None:
-    for wait_s in (5.1, 6.0):
+    for wait_s, waiting in ((5.1, "ejected"), (6.0, "half_open")):
         book = Book()
         book.told(R, "ready", 0.0, ready=True)
         book.word_lost(R, "agent lost", 5.0)
         book.tick(wait_s)
+        assert book.state()[0] == waiting
         book.told(R, "ready", wait_s + 0.1, ready=True)
         assert book.state()[0] == "ramping"
+        assert book.changes[-1][0], "it may take requests again"
 
 
 def test_failures_seen_from_here_are_not_talked_away() -> None:
@@ -96,5 +98,10 @@ def test_failures_seen_from_here_are_not_talked_away() -> None:
 
 def test_strangers_are_ignored() -> None:
     book = Book()
-    book.told(ReplicaId("x"), "ready", 0.0, ready=True)
-    book.word_lost(ReplicaId("x"), "gone", 0.0)
+    stranger = ReplicaId("x")
+    assert book.told(stranger, "ready", 0.0, ready=True) is None
+    book.word_lost(stranger, "gone", 0.0)
+    book.tick(100.0)
+    assert stranger not in book._book
+    assert stranger not in book.due(100.0)
+    assert book.state(R)[0] == "unknown"

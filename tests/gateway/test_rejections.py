@@ -1,0 +1,44 @@
+"""Through the whole gateway: a replica that rejects what its peers accept."""
+
+from __future__ import annotations
+
+import pytest
+from tests.gateway.fake_engine import FakeEngine
+from tests.gateway.running import client_of, running, until
+
+CHAT = {"model": "m", "messages": [{"role": "user", "content": "x"}]}
+
+
+@pytest.mark.parametrize("policy", ["entropy", "least_connections"])
+async def test_one_without_a_chat_template_gets_no_more_chats(policy: str) -> None:
+    async with (
+        FakeEngine() as one,
+        FakeEngine() as two,
+        FakeEngine() as bad,
+        running(one, two, bad) as gateway,
+        client_of(gateway) as client,
+    ):
+        for engine in (one, two):
+            engine.answers["/v1/chat/completions"] = (200, b'{"choices":[]}')
+        bad.answers["/v1/chat/completions"] = (400, b'{"error":{"message":"no chat template"}}')
+        await until(lambda: all(state.standing.available for state in gateway.scheduler.states().values()))
+        gateway.scheduler.set_policy(policy)
+        statuses = [(await client.post("/v1/chat/completions", json=CHAT)).status_code for _ in range(60)]
+        assert 3 <= statuses.count(400) <= 10
+        assert 400 not in statuses[30:]
+        before = bad.asked["/v1/completions"]
+        for _ in range(30):
+            answer = await client.post("/v1/completions", json={"model": "m", "prompt": "x"})
+            assert answer.status_code == 200
+        assert bad.asked["/v1/completions"] > before, "other requests it still gets"
+
+
+async def test_what_all_reject_is_passed_on_from_all() -> None:
+    async with FakeEngine() as one, FakeEngine() as two, running(one, two) as gateway, client_of(gateway) as client:
+        for engine in (one, two):
+            engine.answers["/v1/chat/completions"] = (422, b'{"error":{"message":"bad tools"}}')
+        await until(lambda: all(state.standing.available for state in gateway.scheduler.states().values()))
+        statuses = {(await client.post("/v1/chat/completions", json=CHAT)).status_code for _ in range(40)}
+        assert statuses == {422}
+        assert gateway.scheduler.shunned() == {}
+        assert min(engine.asked["/v1/chat/completions"] for engine in (one, two)) >= 5
