@@ -43,10 +43,9 @@ def _run(flags: PlanFlags) -> None:
         _sweep(flags, request)
         return
     result = make_plan(request)
-    # First: a file that is refused ends the command before a page of output hides why.
+    _output(flags, result)
     if flags.write is not None:
         _write(flags, result)
-    _output(flags, result)
     if not _good(result):
         raise typer.Exit(1)
 

@@ -23,10 +23,9 @@ NOT_MUCH = 0.05
 
 def _bullets(console: Console, title: str, lines: Sequence[str], style: str = "") -> None:
     if lines:
-        console.print(Text(title, style="bold"))
+        console.print(Text(f"\n{title}", style="bold"))
         for line in lines:
             _line(console, line, style)
-        console.print()
 
 
 def _line(console: Console, line: str, style: str = "") -> None:
@@ -96,8 +95,7 @@ def _show_answer(console: Console, plan: ClusterPlan, best: Option) -> None:
         if r.demand_given or not best.memory.fits or best.network:
             _line(console, reason, "red")
         else:
-            _line(console, f"for the targets that hold unless others are given: {reason}", "yellow")
-    console.print()
+            _line(console, f"slower than the default targets (--ttft-p99-ms, --tpot-ms): {reason}", "yellow")
 
 
 def _count(number: int, noun: str) -> str:
@@ -122,13 +120,32 @@ def _show_memory(console: Console, best: Option) -> None:
     print_table(console, "Memory of a rank, GiB", columns, rows)
     if best.memory.stages and not best.memory.stages[0].graphs_inside and best.memory.stages[0].graphs:
         _line(console, "* beside what is usable: captured once the cache is there", "dim")
-    console.print()
     rule = f"(rule of thumb for the whole replica: {best.memory.rule_gb:.0f} GB with its 30 % margin)"
     _bullets(console, f"{best.memory.request.version.label} would print", [*best.memory.says, rule])
 
 
+def _show_starts(console: Console, plan: ClusterPlan) -> None:
+    """Layouts where no demand is given: what starts, and what does not."""
+    columns = (Column("TP x PP"), Column("cards"), Column("nodes"), Column("GiB a rank", 1), Column("KV tokens"))
+    rows: list[list[Cell]] = []
+    out = []
+    for o in plan.options[:OPTIONS_SHOWN_MAX]:
+        name = f"{o.placement.tp} x {o.placement.pp}{' EP' if o.placement.ep else ''}"
+        if o.memory.fits and not o.network:
+            figures = [str(o.count.nodes_per_replica), f"{o.memory.fullest_gib:.1f}", f"{o.memory.tokens:,}"]
+            rows.append([name, str(o.placement.cards), *figures])
+        else:
+            out.append(f"{name}: {o.reasons[0]}")
+    if rows:
+        print_table(console, "Layouts of one replica", columns, rows)
+    _bullets(console, "Layouts that do not start", out)
+
+
 def _show_options(console: Console, plan: ClusterPlan) -> None:
     if len(plan.options) < 2:
+        return
+    if not plan.request.demand_given:
+        _show_starts(console, plan)
         return
     columns = (
         Column("TP x PP"), Column("GiB a rank", 4), Column("KV tokens", 3), Column("one carries", 1),
@@ -147,7 +164,6 @@ def _show_options(console: Console, plan: ClusterPlan) -> None:
         rows.append([name, *figures, *counts])
     if rows:
         print_table(console, "Layouts", columns, rows)
-        console.print()
     _bullets(console, "Layouts that are out", out)
 
 
@@ -182,7 +198,6 @@ def _show_load(console: Console, plan: ClusterPlan) -> None:
         used = f"{h.utilisation:.0%} used" if math.isfinite(h.utilisation) else "nothing left"
         what = h.name if h.nodes_lost == 1 else f"{h.name} ({h.nodes_lost} nodes)"
         _line(console, f"without one {what}: {used}, {state}")
-    console.print()
 
 
 def _show_pools(console: Console, plan: ClusterPlan) -> None:
@@ -202,7 +217,6 @@ def _show_pools(console: Console, plan: ClusterPlan) -> None:
     shared = plan.best.needed.replicas if plan.best and plan.best.needed else 0
     better = "pools need fewer" if 0 < total < shared else "one pool needs fewer or as many"
     _line(console, f"{total:,} replicas in pools, {shared:,} in one: {better}")
-    console.print()
 
 
 def _show_network(console: Console, plan: ClusterPlan) -> None:
@@ -224,7 +238,6 @@ def _show_network(console: Console, plan: ClusterPlan) -> None:
         hops = "at most 2 hops" if fabric.fits else f"{fabric.hops} hops: two tiers end at {fabric.nodes_max:,} nodes"
         between = f"{fabric.uplinks:,} between tiers, " if fabric.uplinks else ""
         _line(console, f"fabric: {tiers} of {fabric.radix} ports, {fabric.node_ports:,} to nodes, {between}{hops}")
-    console.print()
 
 
 def _show_cost(console: Console, plan: ClusterPlan) -> None:
@@ -238,8 +251,8 @@ def _show_cost(console: Console, plan: ClusterPlan) -> None:
         else "no request is carried, so none has a price"
     )
     console.print(
-        f"Cost ({c.source} prices): {c.hour:,.2f} {c.currency} an hour, {c.month:,.0f} a month; {each}; "
-        f"{c.energy_kwh_hour:,.1f} kWh an hour\n"
+        f"\nCost ({c.source} prices): {c.hour:,.2f} {c.currency} an hour, {c.month:,.0f} a month; {each}; "
+        f"{c.energy_kwh_hour:,.1f} kWh an hour"
     )
 
 
