@@ -91,7 +91,7 @@ def _line(samples: deque[tuple[float, float]]) -> tuple[float, float]:
 
 
 class IdleKv(_Watch):
-    """KV blocks still held by an engine in which nothing runs or waits (``A15``: memory creeping).
+    """KV blocks still held by an engine in which nothing runs or waits.
 
     Prefix caches are no leak: engines count blocks that may be evicted as free.
     """
