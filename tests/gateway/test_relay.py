@@ -268,8 +268,6 @@ GARBAGE = {
     "both framings": b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nTransfer-Encoding: chunked\r\n\r\n{}",
     "coding": b"HTTP/1.1 200 OK\r\nTransfer-Encoding: gzip\r\n\r\n{}",
     "protocol switch": b"HTTP/1.1 101 Switching\r\nUpgrade: x\r\nConnection: upgrade\r\n\r\n",
-    "two answers": plain() + plain(),
-    "answer and more": plain() + b"x",
     "header split by NUL": b"HTTP/1.1 200 OK\r\nX: a\0b\r\nContent-Length: 0\r\n\r\n",
     "endless head": b"HTTP/1.1 200 OK\r\nX: " + b"x" * 100_000,
     "bad chunk at once": STREAM_HEAD + b"zz\r\n",
@@ -347,7 +345,7 @@ def test_a_fresh_connection_that_dies_counts_and_moves_on(monkeypatch: pytest.Mo
 
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/messages", "/v1/responses"])
-@pytest.mark.parametrize("extra", [b"", b"5\r\nda", chunk(EVENTS[1])[:20], chunk(EVENTS[1])[:-1]])
+@pytest.mark.parametrize("extra", [b"", b"5\r\nda", chunk(EVENTS[1])[:20], chunk(EVENTS[1])[:-3]])
 def test_a_stream_that_breaks_ends_with_one_error_event(path: str, extra: bytes) -> None:
     bench = Bench(2)
     client = ask(bench, post(body(stream=True), path))

@@ -39,6 +39,7 @@ from exaserve.domain.errors import (
 )
 from exaserve.domain.replica import ReplicaId
 from exaserve.domain.request import Outcome, RequestFacts
+from exaserve.gateway.http.event_stream import DONE_MARK
 from exaserve.gateway.http.local_answers import chunk, error_answer, error_event
 from exaserve.gateway.http.message_head import header
 from exaserve.gateway.http.parse import Request
@@ -61,8 +62,7 @@ _BACKOFF_S = (0.25, 0.5, 1.0, 2.0)
 _JOIN_BYTES_MAX = 131_072
 """Bodies up to this size are joined with their head into one write; larger ones are not copied."""
 _BODYLESS = frozenset({204, 304})
-_END_MARK = re.compile(rb'data: ?\[DONE\]|"(?:message_stop|response\.(?:completed|incomplete|failed)|error)"')
-"""How streams end in OpenAI's, Anthropic's and the responses dialect; an error event is an end as well."""
+_END_MARK = re.compile(rb'%b|"error"(?!\s*:\s*null)' % DONE_MARK.pattern)  # an error event is an end as well
 _MARKED_MAX = 4096
 
 
@@ -270,7 +270,7 @@ class Exchange:
             return
         upstream.pass_on(head, rest, self.client.write, http11=request.http11, bodyless=bodyless)
 
-    def first_byte(self) -> None:
+    def first_byte_sent(self) -> None:
         self.sent = True
         core = self._core
         upstream, placement = self.upstream, self._placement
@@ -304,7 +304,7 @@ class Exchange:
             marked.add(key)
         return True
 
-    def ended(self, _upstream: UpstreamConnection, tail: bytes) -> None:
+    def passed_on(self, _upstream: UpstreamConnection, tail: bytes) -> None:
         self._settle(_outcome(self._status), tail)
 
     def lost(self, upstream: UpstreamConnection, error: ReplicaError) -> None:

@@ -25,6 +25,7 @@ __all__ = [
     "models_body",
     "preflight",
     "status_line",
+    "why_lost",
 ]
 
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
@@ -166,3 +167,10 @@ def models_body(models: Sequence[str], cards: Mapping[str, ModelCard] | None = N
             shown |= {key: value for key, value in known.items() if value is not None}
         data.append(shown)
     return {"object": "list", "data": data}
+
+
+def why_lost(exc: Exception | None) -> str:
+    """Why a connection was lost, in words for a client: without the system's number."""
+    if isinstance(exc, OSError) and exc.strerror:
+        return exc.strerror.lower()
+    return str(exc) if exc is not None else "end of stream"

@@ -17,11 +17,13 @@ from typing import Generic, TypeVar
 
 from httptools import HttpParserError, HttpParserUpgrade, HttpRequestParser, HttpResponseParser
 
-__all__ = ["Heads", "cutter", "header", "skeleton"]
+__all__ = ["Heads", "cutter", "header", "is_named", "skeleton"]
 
 _SEEN_MAX = 2048
 _SEEN_BYTES_MAX = 4096
 """Heads remembered, and their size: 16 MB at most, and in practice one entry for each client's configuration."""
+_PROTECTED = frozenset({b"content-type", b"content-encoding", b"authorization", b"x-request-id"})
+"""``Connection`` cannot name these away: a hop-by-hop trick must not strip what the next one judges by."""
 _T = TypeVar("_T")
 
 
@@ -51,6 +53,12 @@ def header(head: bytes, name: bytes) -> bytes:
     """Value of a header of ``head`` by its lower-case name, b"" where absent. For what is needed rarely."""
     found = re.search(rb"(?i)\r\n" + re.escape(name) + rb":[ \t]*([^\r\n]*)", head)
     return found[1].rstrip() if found is not None else b""
+
+
+def is_named(line: bytes, connection: bytes) -> bool:
+    """Whether ``Connection`` names a header line as hop by hop (RFC 9110 7.6.1), but for what an answer cannot lose."""
+    name = line.partition(b":")[0].lower()
+    return name not in _PROTECTED and name in {token.strip().lower() for token in connection.split(b",")}
 
 
 def skeleton(data: bytes, end: int) -> tuple[bytes, int]:

@@ -5,7 +5,9 @@ The body of an answer is relayed as it came, chunk framing included: one receive
 framing only to know where the answer ends; it makes no objects for bodies.
 
 Events of a stream are passed on whole. What follows the last event's end is held until the rest arrives, so that a
-replica that dies inside an event leaves the client at a clean edge, where an error event can stand.
+replica that dies inside an event leaves the client at a clean edge, where an error event can stand. Usually events end
+where chunks do; where they do not, the stream's chunks are made anew until the two agree again. Bodies that are encoded
+(gzip) are only bytes here.
 """
 
 from __future__ import annotations
@@ -18,10 +20,11 @@ from urllib.parse import urlsplit
 from httptools import HttpParserError, HttpParserUpgrade, HttpResponseParser
 
 from exaserve.domain.errors import ConnectFailed, ConnectionLost, InvalidResponse, ReplicaError
-from exaserve.gateway.http.local_answers import chunk, status_line
+from exaserve.gateway.http.event_stream import DONE_MARK, EVENT_AND_CHUNK_END, EventHolder, first_error
+from exaserve.gateway.http.local_answers import chunk, status_line, why_lost
 from exaserve.gateway.http.message_head import Heads, header, skeleton
 from exaserve.gateway.http.socket_write import DirectWriter
-from exaserve.gateway.http.upstream_head import CODING_HEADER, LENGTH_HEADER, ChunkDecoder, kind_of, read_head
+from exaserve.gateway.http.upstream_head import LAST_CHUNK, AnswerHead, ChunkDecoder, body_end, read_head
 from exaserve.gateway.http.usage import TAIL_BYTES
 
 __all__ = ["Endpoint", "Relay", "UpstreamConnection"]
@@ -30,12 +33,6 @@ IDLE, HEAD, FIRST, SSE, RAW, LENGTH, EOF, DECODE, CLOSED = range(9)
 """What a connection is doing: nothing; waiting for a head; waiting for an event stream's first event; relaying an event
 stream in chunks, other chunks, counted bytes, bytes up to the end of the connection, or chunks to a client that knows
 none. CLOSED is final."""
-
-_EVENT_END = (b"\n\n\r\n", b"\r\n\r\n\r\n")
-"""An event's blank line and the end of the chunk that carried it."""
-_LAST_CHUNK = b"0\r\n\r\n"
-_HOLD_BYTES_MAX = 65_536
-"""An event that is longer is passed on in pieces; if it breaks, the client's connection does."""
 _HEAD_BYTES_MAX = 65_536
 _INTERIM_MAX = 8
 
@@ -48,13 +45,13 @@ class Relay(Protocol):
     def answered(self, upstream: UpstreamConnection, rest: bytes) -> None:
         """The head is whole; ``rest`` is what came behind it."""
 
-    def first_byte(self) -> None:
+    def first_byte_sent(self) -> None:
         """The head is about to go to the client, with the first body bytes."""
 
     def whole(self, last: bytes) -> bool:
         """Whether an event stream whose framing has ended says itself that it is whole; ``last`` is its end."""
 
-    def ended(self, _upstream: UpstreamConnection, tail: bytes) -> None:
+    def passed_on(self, _upstream: UpstreamConnection, tail: bytes) -> None:
         """The answer has been passed on whole; ``tail`` is its end."""
 
     def lost(self, upstream: UpstreamConnection, error: ReplicaError) -> None:
@@ -64,7 +61,7 @@ class Relay(Protocol):
 class Endpoint:
     """Where one replica listens, and the connections to it that wait for work (the last used is used next)."""
 
-    __slots__ = ("host", "host_line", "idle", "live", "port", "replica", "replica_line", "url")
+    __slots__ = ("authority", "host", "host_line", "idle", "live", "port", "replica", "replica_line", "url")
 
     def __init__(self, replica: str, url: str) -> None:
         parts = urlsplit(url)
@@ -74,7 +71,8 @@ class Endpoint:
         self.url = url
         self.host = parts.hostname
         self.port = parts.port or 80
-        self.host_line = b"\r\nHost: " + parts.netloc.rpartition("@")[2].encode("latin-1") + b"\r\n"
+        self.authority = parts.netloc.rpartition("@")[2].encode("latin-1")
+        self.host_line = b"\r\nHost: " + self.authority + b"\r\n"
         self.replica_line = b"\r\nx-exaserve-replica: " + replica.encode("latin-1", "replace") + b"\r\nx-request-id: "
         self.live = True
         self.idle: list[UpstreamConnection] = []
@@ -89,15 +87,16 @@ class UpstreamConnection:
         reused: has carried an answer before, so it may be dead without our knowing.
         sent_at, idle_since: seconds, monotonic.
         silent: nothing has come back since the request was sent.
+        last_events: the last bytes that were passed on with an event in them (a comment is none).
         active: bytes have come since the tick last looked, which is cheaper than a clock for each.
         complete: the answer has come whole.
         clean: the client is at an event's and a chunk's end: an error event may follow.
     """
 
     __slots__ = (
-        "_buffer", "_coding_unknown", "_decoder", "_feed", "_heads", "_held_head", "_http11", "_interims", "_last",
-        "_lines", "_odd", "_parser", "_pending", "_remaining", "_surplus", "_tail", "_write", "_writer", "active",
-        "chunked", "clean", "complete", "endpoint", "event_stream", "head", "idle_since", "length", "mode", "on_closed",
+        "_buffer", "_decoder", "_encoded", "_events", "_feed", "_heads", "_held_head", "_http11", "_interims", "_lines",
+        "_odd", "_parser", "_remaining", "_surplus", "_tail", "_write", "_writer", "active", "chunked", "clean",
+        "complete", "endpoint", "event_stream", "head", "idle_since", "last_events", "length", "mode", "on_closed",
         "paused", "relay", "reusable", "reused", "sent_at", "silent", "status", "transport",
     )  # fmt: skip
 
@@ -126,9 +125,10 @@ class UpstreamConnection:
         self.length = -1
         self.status = self._interims = self._remaining = 0
         self.chunked = self.event_stream = self.clean = False
-        self.complete = self._surplus = self._coding_unknown = self._odd = False
-        self._buffer = self._held_head = self._pending = self._tail = self._last = b""
+        self.complete = self._surplus = self._encoded = self._odd = False
+        self._buffer = self._held_head = self._tail = self.last_events = b""
         self._decoder: ChunkDecoder | None = None
+        self._events: EventHolder | None = None
 
     # ---- parser callbacks ---------------------------------------------------------------------------------------
     def on_message_begin(self) -> None:
@@ -136,22 +136,15 @@ class UpstreamConnection:
             self._surplus = True
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        if self.status >= 200:
-            return  # a trailer, which goes with the body as it is
-        kind = kind_of(name)
-        if kind == 0:
+        if self.status < 200:  # later ones are trailers, which go with the body as they are
             self._lines += (b"\r\n", name, b": ", value)
-        elif kind == LENGTH_HEADER:
-            self.length = int(value)
-        elif kind == CODING_HEADER:
-            self.chunked = value.strip().lower() == b"chunked"
-            self._coding_unknown = not self.chunked
 
     def on_headers_complete(self) -> None:
         parser = self._parser
         assert parser is not None
-        self.status = parser.get_status_code()
-        self.reusable = parser.should_keep_alive()
+        if not self._surplus:
+            self.status = parser.get_status_code()
+            self.reusable = parser.should_keep_alive()
 
     def on_message_complete(self) -> None:
         if self.status < 200:  # an interim answer, such as 100 or 103: the real one follows
@@ -172,15 +165,18 @@ class UpstreamConnection:
             try:
                 self._feed(data)
             except HttpParserError as error:
-                self._invalid(error)
-                return
-            if self._odd or not data.endswith(_EVENT_END):
+                if not self.complete:
+                    self._invalid(error)
+                    return
+                self._surplus = True
+            if self._odd or not data.endswith(EVENT_AND_CHUNK_END):
                 self._uneven(data)
                 return
             if b'"usage"' in data:
                 self._tail = data
             self.active = True
-            self._last = data
+            if b"data:" in data:
+                self.last_events = data
             self._write(data)
         elif mode == HEAD:
             self._head_received(data)
@@ -192,6 +188,11 @@ class UpstreamConnection:
     def eof_received(self) -> bool:
         return False
 
+    def pause_writing(self) -> None:
+        """A request that is larger than the socket takes is in memory already: nothing could be held back."""
+
+    def resume_writing(self) -> None: ...
+
     def connection_lost(self, exc: Exception | None) -> None:
         mode, relay = self.mode, self.relay
         self.mode = CLOSED
@@ -201,10 +202,12 @@ class UpstreamConnection:
         if relay is None:
             return
         if mode == EOF and exc is None:
-            self._finish(b"0\r\n\r\n" if self._http11 else b"")
+            self._finish(LAST_CHUNK if self._http11 else b"")
+        elif self._at_its_end(mode):
+            self._finish(LAST_CHUNK)
         else:
             self.relay = None
-            relay.lost(self, ConnectionLost(f"The replica closed the connection: {_why(exc)}."))
+            relay.lost(self, ConnectionLost(f"The replica closed the connection: {why_lost(exc)}."))
 
     @property
     def ready(self) -> bool:
@@ -236,7 +239,7 @@ class UpstreamConnection:
             self._finish(b"")
             return
         if self.chunked:
-            self.mode = (FIRST if self.event_stream else RAW) if http11 else DECODE
+            self.mode = (FIRST if self.event_stream and not self._encoded else RAW) if http11 else DECODE
             if not http11:
                 self._decoder = ChunkDecoder()
         elif self.length >= 0:
@@ -302,29 +305,39 @@ class UpstreamConnection:
             self._invalid("it switches protocols")
             return
         except HttpParserError as error:
-            self._invalid(error)
-            return
+            if not self.complete:
+                self._invalid(error)
+                return
+            self._surplus = True
         if self._buffer:
             data = self._buffer + data
         if data[:1] != b"H":
             self._invalid("it does not begin with a status line")
-        elif self._coding_unknown:
-            self._invalid("its transfer coding is not understood")
-        elif self._surplus or self._interims > _INTERIM_MAX:
+        elif self._interims > _INTERIM_MAX:
             self._invalid("more came than one answer")
         elif self.status >= 200:
-            end = 0
-            for _ in range(self._interims + 1):
-                end = data.index(b"\r\n\r\n", end) + 4
             self._buffer = b""
-            self.head = status_line(self.status)[:-2] + b"".join(self._lines)
-            self.event_stream = header(self.head, b"content-type")[:17].lower() == _EVENT_STREAM
-            assert self.relay is not None
-            self.relay.answered(self, data[end:])
+            self._answered(data)
         else:
             self._buffer = data
             if len(data) > _HEAD_BYTES_MAX:
                 self._invalid("its head is too long")
+
+    def _answered(self, data: bytes) -> None:
+        """The head in ``data`` is whole, perhaps behind interim ones."""
+        end = 0
+        for _ in range(self._interims + 1):
+            end = data.index(b"\r\n\r\n", end) + 4
+        relay = self.relay
+        assert relay is not None
+        head = AnswerHead(b"".join(self._lines), self.endpoint.authority)
+        if head.coded:
+            self._invalid("its transfer coding is not understood")
+            return
+        self.length, self.chunked, self._encoded = head.length, head.chunked, head.encoded
+        self.head = status_line(self.status)[:-2] + head.lines
+        self.event_stream = header(self.head, b"content-type")[:17].lower() == _EVENT_STREAM
+        relay.answered(self, data[end:])
 
     def _whole(self, data: bytes) -> bool:
         """Relays ``data`` if it is exactly one answer of the usual kind; False sends it the long way, which decides."""
@@ -355,7 +368,7 @@ class UpstreamConnection:
             try:
                 self._feed(data)
             except HttpParserError as error:
-                if not self.complete or self.mode != LENGTH:
+                if not self.complete:
                     self._invalid(error)
                     return
                 self._surplus = True
@@ -365,13 +378,28 @@ class UpstreamConnection:
     def _uneven(self, data: bytes) -> None:
         """Bytes of an event stream that begin or end inside an event, or end the stream."""
         self.active = True
-        if self._pending:
-            data = self._pending + data
-            self._pending = b""
         if self.complete:
-            self._end(data)
-        else:
-            self._hold(data)
+            self._end(data) if self._events is None else self._last(self._events.end(data))
+            return
+        clean = True
+        if self._odd or not data.endswith(EVENT_AND_CHUNK_END):
+            events = self._events = self._events or EventHolder()
+            try:
+                data = events.feed(data)
+            except HttpParserError as error:
+                self._invalid(error)
+                return
+            self._odd = events.odd
+            clean = events.clean
+        if not data or (self._held_head and self._began_with_error(data)):
+            return
+        self.mode = SSE
+        self.clean = clean
+        if b'"usage"' in data:
+            self._tail = data
+        if b"data:" in data:
+            self.last_events = data
+        self._send(data)
 
     def _relay_body(self, data: bytes) -> None:
         mode = self.mode
@@ -385,10 +413,10 @@ class UpstreamConnection:
                 return
         elif mode == DECODE:
             assert self._decoder is not None
-            data = self._decoder.feed(data)
             if self.complete:
-                self._finish(data)
+                self._finish(self._decoder.last(data))
                 return
+            data = self._decoder.feed(data)
         elif mode == FIRST:
             self._uneven(data)
             return
@@ -400,56 +428,55 @@ class UpstreamConnection:
             data = chunk(data)
         self._send(data)
 
-    def _hold(self, data: bytes) -> None:
-        """Passes on whole events and keeps the beginning of the next."""
-        cut = max(data.rfind(end) + len(end) if end in data else 0 for end in _EVENT_END)
-        if cut:
-            self.mode = SSE
-            self.clean = True
-        elif len(data) > _HOLD_BYTES_MAX:
-            self.mode = RAW
-            self.clean = False
-            cut = len(data)
-        pending = data[cut:]
-        self._pending = pending
-        self._odd = bool(pending)
-        if cut:
-            data = data[:cut]
-            if b'"usage"' in data:
-                self._tail = data
-            self._last = data
-            self._send(data)
-
     def _end(self, data: bytes) -> None:
-        """The last bytes of a chunked body. Stray line ends behind it, which the parser forgives, are not passed on."""
-        if self._surplus:
+        """The last bytes of a chunked body. What comes behind it is not passed on."""
+        end = body_end(data, surplus=self._surplus)
+        if end is None:
             self._invalid("more came than one answer")
             return
-        core = data.rstrip(b"\r\n")
-        if core and len(data) > len(core) + 4:
-            data = core + b"\r\n\r\n"
-            self._surplus = True
-        if self.event_stream and self.relay is not None and not self.relay.whole(self._last + data):
-            self._ended_early(data)
-        else:
-            self._finish(data)
+        self._surplus |= end != data
+        self._last(end)
+
+    def _last(self, data: bytes) -> None:
+        """The end of a chunked body, as it goes to the client."""
+        relay = self.relay
+        if relay is not None and self.event_stream and not self._encoded:
+            if self._held_head and self._began_with_error(data):
+                return
+            if not relay.whole(self.last_events + data):
+                self._ended_early(data)
+                return
+        self._finish(data)
+
+    def _began_with_error(self, data: bytes) -> bool:
+        trouble = first_error(data)
+        if trouble is not None:
+            self._give_up(InvalidResponse(f"The replica's stream began with an error: {trouble}"))
+        return trouble is not None
 
     def _ended_early(self, data: bytes) -> None:
         """The framing is in order, but the stream is not at its end: the engine gave up and did not say so."""
-        events = data.removesuffix(_LAST_CHUNK)
-        if events and len(events) < len(data):
+        events = data.removesuffix(LAST_CHUNK)
+        if events and events != data:
             self._send(events)
-            self.clean = events.endswith(_EVENT_END)
+            self.clean = events.endswith(EVENT_AND_CHUNK_END)
+        self._give_up(InvalidResponse("The replica ended its stream before the answer was whole."))
+
+    def _give_up(self, error: ReplicaError) -> None:
         relay = self.relay
-        self.relay = None
+        self.abort()
         if relay is not None:
-            relay.lost(self, InvalidResponse("The replica ended its stream before the answer was whole."))
+            relay.lost(self, error)
+
+    def _at_its_end(self, mode: int) -> bool:
+        """Whether an event stream has been passed on up to the event that ends it, so that only framing is missing."""
+        return mode == SSE and self.clean and not self._held_head and bool(DONE_MARK.search(self.last_events))
 
     def _send(self, data: bytes) -> None:
         """To the client, with the head if that has not gone yet."""
         if self._held_head:
             if self.relay is not None:
-                self.relay.first_byte()
+                self.relay.first_byte_sent()
             data = self._held_head + data
             self._held_head = b""
         if data:
@@ -460,20 +487,13 @@ class UpstreamConnection:
         relay = self.relay
         self.relay = None
         if relay is not None:
-            relay.ended(self, data if len(data) >= TAIL_BYTES or not self._tail else self._tail + data)
+            relay.passed_on(self, data if len(data) >= TAIL_BYTES or not self._tail else self._tail + data)
 
     def _invalid(self, why: object) -> None:
-        relay = self.relay
-        self.abort()
-        if relay is not None:
-            relay.lost(self, InvalidResponse(f"The replica's answer is not valid HTTP: {why}."))
-
-
-def _why(exc: Exception | None) -> str:
-    """In words for a client: without the system's number."""
-    if isinstance(exc, OSError) and exc.strerror:
-        return exc.strerror.lower()
-    return str(exc) if exc is not None else "end of stream"
+        if self._at_its_end(self.mode):
+            self._finish(LAST_CHUNK)
+        else:
+            self._give_up(InvalidResponse(f"The replica's answer is not valid HTTP: {why}."))
 
 
 def _nowhere(_data: bytes) -> None:
