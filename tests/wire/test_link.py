@@ -35,6 +35,29 @@ def test_both_sides_are_established_and_frames_flow_both_ways(token) -> None:
     assert list(agent.receive(gateway.frame(FrameKind.HEARD, b"x"))) == [(FrameKind.HEARD, b"x")]
 
 
+def test_two_gateways_meet_as_dialer_and_listener() -> None:
+    dialer = WireLink("dialer", "one", b"a" * 16, TOKEN, b"instance")
+    listener = WireLink("listener", "two", b"b" * 16, TOKEN)
+    shake(dialer, listener)
+    assert listener.peer is not None and (listener.peer.name, listener.peer.instance) == ("one", b"instance")
+    data = bytearray(dialer.frame(FrameKind.EVENTS, b"a placement"))
+    assert list(listener.receive(bytes(data))) == [(FrameKind.EVENTS, b"a placement")]
+    data = bytearray(dialer.frame(FrameKind.EVENTS, b"a placement"))
+    data[7] ^= 1
+    with pytest.raises(WireError, match="altered"):
+        list(listener.receive(bytes(data)))
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [("agent", "listener"), ("agent", "dialer"), ("agent", "agent"), ("dialer", "gateway"), ("dialer", "dialer")],
+)
+def test_who_comes_to_the_wrong_port_is_refused_and_told(one, other) -> None:
+    first, second = WireLink(one, "x", b"a" * 16, TOKEN), WireLink(other, "y", b"b" * 16, TOKEN)
+    with pytest.raises(WireError, match=f"the other side is a {one}; here speaks a {other}"):
+        list(second.receive(first.to_send()))
+
+
 @given(cuts=st.lists(st.integers(1, 40), max_size=40))
 def test_bytes_may_be_cut_anywhere(cuts) -> None:
     agent, gateway = pair()
