@@ -168,7 +168,7 @@ def test_what_does_not_hold_never_carries_more_than_is_asked() -> None:
     r = ask(BIG, "H100", demand, tp=8, pp=1, nodes=7)
     plan = make_plan(r)
     assert not plan.works
-    note = next(n for n in plan.notes if "are there" in n)
+    note = next(n for n in plan.notes if " there: they" in n)
     assert "they carry all 2.40 requests/s, but the first token" in note
     assert f"within every target {plan.held_s:,.2f}" in note
     assert plan.held_s < 2.4

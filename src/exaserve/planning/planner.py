@@ -272,7 +272,9 @@ def _fleet_notes(r: PlanRequest, best: Option, now: Waiting | None, carried: flo
     if there is not None and r.demand_given and best.needed is not None and best.works:
         if best.nodes > there:
             asked = r.demand.rate_s
-            says = f"the demand needs {best.nodes:,} nodes, {there:,} are there: they carry "
+            says = (
+                f"the demand needs {best.nodes:,} nodes, {there:,} {'is' if there == 1 else 'are'} there: they carry "
+            )
             says += f"{carried:,.2f} of {asked:,.2f} requests/s" if carried < asked else f"all {asked:,.2f} requests/s"
             late = [c for c in now.per_class if not c.holds] if now else []
             if late:
