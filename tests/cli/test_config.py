@@ -31,6 +31,20 @@ def test_check_says_what_the_file_gives(cluster_file: Path, capsys: pytest.Captu
     )
 
 
+def test_check_looks_as_a_start_would_and_remarks_are_no_problems(
+    cluster_file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = cluster_file.read_text()
+    cluster_file.write_text(f"{text}max_num_seqs: 512\n")
+    code, out, err = run(capsys, "config", "check", str(cluster_file))
+    assert (code, out) == (0, f"{cluster_file}: good (6 replicas of Llama-3-8B)\n")
+    assert err.startswith(f"remark: {cluster_file}:4: max_num_seqs: 512 sequences at once")
+    cluster_file.write_text(f"{text}gateway: {{admin_host: 0.0.0.0}}\n")
+    code, _, err = run(capsys, "config", "check", str(cluster_file))
+    assert code == 2
+    assert "gateway.admin_host: 0.0.0.0 can be reached from other machines" in err
+
+
 def test_show_prints_a_file_with_the_same_meaning(cluster_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code, out, _ = run(capsys, "config", "show", str(cluster_file))
     assert code == 0

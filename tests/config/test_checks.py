@@ -80,6 +80,7 @@ def test_what_a_start_would_refuse(text: str, words: str) -> None:
         "engine: vllm\nprecision: fp8",
         "engine: vllm\nprecision: int8\nengine_args: [--quantization, experts_int8]",
         "engine: vllm\nprecision: int8\nserved_model_name: x\nname: pool-1",
+        "engine: emulator\nprofile: measured.yaml",
     ],
 )
 def test_what_runs_is_good(text: str) -> None:

@@ -92,7 +92,9 @@ def _check_idle(path: str, given: Given) -> Iterator[Problem]:
 
 
 def _check_emulated(pool: Pool, path: str, given: Given) -> Iterator[Problem]:
-    """The performance model must know the model and the hardware, and the one must fit on the other."""
+    """The performance model must know the model and the hardware, and the one must fit on the other; a profile knows."""
+    if pool.profile:
+        return
     try:
         predicted_profile(pool)
     except ConfigError as error:

@@ -16,7 +16,14 @@ from exaserve.domain.errors import ConfigError
 from exaserve.perfmodel import Calibration, EngineProfile, parse_calibration, profile
 from exaserve.scheduling.config import SchedulerConfig
 
-__all__ = ["load_profile", "pool_engine_profile", "profile_remarks", "with_profile", "with_weights"]
+__all__ = [
+    "load_profile",
+    "pool_engine_profile",
+    "predicted_profile",
+    "profile_remarks",
+    "with_profile",
+    "with_weights",
+]
 
 _WEIGHTS = {"literal_kv_gb": "kv_gb", "literal_age_s": "kv_age_s", "literal_net_mb": "net_mb"}
 
