@@ -118,7 +118,7 @@ def test_two_pools_of_one_name_and_ids_that_meet() -> None:
     pools = "pools:\n  - {{model: m, engine: 'null', name: a}}\n  - {{model: n, engine: 'null', {}}}\n"
     assert "pools[1].name: 'a' is also the name of pools[0]" in errors(pools.format("name: a, base_port: 9001"))
     meeting = "pools:\n  - {{model: m, engine: 'null'}}\n  - {{replicas: [{{url: '{}', id: '{}'}}]}}\n"
-    assert "'m/node1/r0' is the id of a replica that runs" in errors(meeting.format("http://h:1", "m/node1/r0"))
+    assert "'node1/r0' is the id of a replica that runs" in errors(meeting.format("http://h:1", "node1/r0"))
     assert "is the address of a replica that runs" in errors(meeting.format("http://127.0.1.1:8001", "x"))
 
 

@@ -318,6 +318,11 @@ def test_a_pool_alone_needs_no_name_and_may_have_one() -> None:
     assert ids("model: m\nengine: 'null'\nname: p") == ["p/node1/r0"]
 
 
+def test_replicas_that_run_beside_change_no_id_of_those_that_are_started() -> None:
+    beside = "pools:\n  - {model: m, engine: 'null'}\n  - {replicas: ['http://h:1']}\n"
+    assert ids(beside) == ["node1/r0", "h:1"], "a gateway that is told of more by a flag, and agents that are not"
+
+
 def test_ipv6_addresses_of_nodes_replicas_and_ports() -> None:
     text = """\
 model: m

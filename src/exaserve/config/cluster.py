@@ -124,8 +124,9 @@ class Pool(msgspec.Struct, frozen=True, kw_only=True):
         model: what the engines load, such as ``meta-llama/Llama-3.1-8B-Instruct``; or a mapping with that as ``name``
             and any of the following keys.
         served_model_name: what clients call it; the same as ``model`` unless given.
-        name: of the pool, the first part of its replicas' ids (``NAME/node1/r0``). Needed by nobody: where there are
-            several pools it is what the pool serves, with version, length class or number where two serve the same.
+        name: of the pool, the first part of its replicas' ids (``NAME/node1/r0``). Where several pools start replicas
+            and it is not given, it is what the pool serves, with version, length class or number where two serve the
+            same.
         version: release, as status shows it; traffic is not divided by it.
         precision: of the weights: bf16, fp16, fp8, int8, int4 … ("auto": as published). ``fp8`` has vLLM and SGLang
             quantise 16-bit weights as they load; a checkpoint that is published quantised is loaded as it is.
@@ -274,7 +275,7 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True):
         if not pool.starts_replicas:
             return []
         called = pool.name
-        if len(self.pools) > 1:
+        if sum(each.starts_replicas for each in self.pools) > 1:
             called = next(name for name, each in zip(self.pool_names(), self.pools, strict=True) if each is pool)
         prefix = f"{called}/" if called else ""
         return [

@@ -92,7 +92,7 @@ def _check_idle(path: str, given: Given) -> Iterator[Problem]:
 
 
 def _check_emulated(pool: Pool, path: str, given: Given) -> Iterator[Problem]:
-    """The performance model must know the model and the hardware, and the one must fit on the other; a profile knows."""
+    """Without a profile the performance model must know model and hardware, and the one must fit on the other."""
     if pool.profile:
         return
     try:
