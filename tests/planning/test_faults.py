@@ -246,6 +246,7 @@ SMALL = {
         ({"model_type": "rwkv7", "architectures": ["RWKV7ForCausalLM"]}, "not known here"),
         ({"model_type": "llama", "architectures": ["BrandNewForCausalLM"]}, "no engine class"),
         ({"architectures": ["BrandNewForCausalLM"]}, "no engine class"),
+        ({"model_type": "new_vl", "text_config": {**SMALL, "model_type": "new_text"}}, "not known here"),
     ],
 )
 def test_unknown_kinds_of_model_are_refused_with_the_reason(config: dict[str, object], says: str) -> None:
@@ -264,6 +265,13 @@ def test_unknown_kinds_of_model_are_refused_with_the_reason(config: dict[str, ob
             "moe_intermediate_size": 64,
         },
         {"model_type": "gemma3_text", "architectures": ["Gemma3ForCausalLM"]},
+        {"model_type": "qwen2_vl", "architectures": ["Qwen2VLForConditionalGeneration"]},
+        {
+            "model_type": "llava",
+            "architectures": ["LlavaForConditionalGeneration"],
+            "text_config": {**SMALL, "model_type": "llama"},
+        },
+        {"model_type": "glm_moe_dsa", "architectures": ["GlmMoeDsaForCausalLM"], "n_routed_experts": 4},
         {"model_type": "chatglm", "architectures": ["ChatGLMModel"]},
         {"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"]},
         {},

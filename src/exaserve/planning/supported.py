@@ -14,7 +14,8 @@ __all__ = ["check_configuration", "check_name"]
 _ALSO = (
     "aquila", "baichuan", "bamba", "bloom", "chatglm", "cohere", "cohere2", "dbrx", "deepseek", "deepseek_v2",
     "deepseek_v3", "deepseek_v32", "dots1", "ernie4_5", "ernie4_5_moe", "exaone", "exaone4", "falcon", "gemma",
-    "gemma2", "gemma3", "gemma4", "glm", "glm4", "glm4_moe", "glm4_moe_lite", "gpt2", "gpt_bigcode", "gpt_neox",
+    "gemma2", "gemma3", "gemma4", "glm", "glm4", "glm4_moe", "glm4_moe_lite", "glm_moe_dsa", "gpt2", "gpt_bigcode",
+    "gpt_neox",
     "gpt_oss", "gptj", "granite", "granitemoe", "granitemoehybrid", "hunyuan_v1_dense", "hunyuan_v1_moe",
     "internlm", "internlm2", "internlm3", "jamba", "kimi_k2", "kimi_linear", "llama", "llama4", "minimax_m2",
     "ministral", "ministral3", "mistral", "mixtral", "mpt", "nemotron", "nemotron_h", "olmo", "olmo2", "olmo3",
@@ -77,8 +78,7 @@ def check_configuration(config: Mapping[str, Any], language: Mapping[str, Any], 
             f"{called}: a model that classifies or embeds generates nothing, so its load is not what is planned here.",
             param="architectures",
         )
-    inherits = nested and not language.get("model_type")
-    if stated and kind not in _DECODERS and not inherits:
+    if stated and kind not in _DECODERS:
         raise ConfigError(
             f"{called}: this architecture's layers are not known here, and a sum over guessed ones would be wrong. "
             "If they are those of a known one, say so by its model_type in a copy of the config.json. "
