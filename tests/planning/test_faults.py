@@ -246,7 +246,7 @@ SMALL = {
         ({"model_type": "rwkv7", "architectures": ["RWKV7ForCausalLM"]}, "not known here"),
         ({"model_type": "llama", "architectures": ["BrandNewForCausalLM"]}, "no engine class"),
         ({"architectures": ["BrandNewForCausalLM"]}, "no engine class"),
-        ({"model_type": "new_vl", "text_config": {**SMALL, "model_type": "new_text"}}, "not known here"),
+        ({"model_type": "fresh_vl", "text_config": {**SMALL, "model_type": "fresh_text"}}, "not known here"),
     ],
 )
 def test_unknown_kinds_of_model_are_refused_with_the_reason(config: dict[str, object], says: str) -> None:
