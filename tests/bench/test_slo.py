@@ -5,7 +5,7 @@ import math
 import pytest
 
 from exaserve.bench import Record, summarise
-from exaserve.bench.slo import RunFigures, evaluate, goodput, parse_gate, parse_objectives
+from exaserve.bench.slo import RunFigures, evaluate, goodput, parse_gate, parse_objectives, reference_gates
 from exaserve.domain.errors import ConfigError
 
 
@@ -102,3 +102,20 @@ def test_objectives_from_a_file():
     for wrong in ({"A": 3}, "x", [3], None):
         with pytest.raises(ConfigError, match="must be"):
             parse_objectives(wrong)
+
+
+def test_the_first_token_of_the_answer_itself_has_objectives_of_its_own():
+    records = [record(i, 0.1) for i in range(10)]
+    for one in records:
+        assert one.first_token_s is not None
+        one.first_answer_s = one.first_token_s + 0.4
+    met, missed = judged(records, "p99_ttfa_ms<=600", "p99_ttfa_ms<=300")
+    assert (met.passed, missed.passed) == (True, False)
+    assert met.value == pytest.approx(500.0)
+
+
+def test_reference_gates_are_those_of_the_runs_scenarios():
+    assert [gate.scenario for gate in reference_gates(["B"])] == ["B", "", "", "", ""]
+    assert all(gate.if_measured for gate in reference_gates(["A"]) if not gate.scenario)
+    with pytest.raises(ConfigError, match="none of the scenarios A, B and C"):
+        reference_gates(["chat"])
