@@ -247,3 +247,24 @@ def test_drawn_prompts_leave_fixed_ones_alone():
     drawn = Scenario("X", 500, prompt=OutputLengths("lognormal", 500, tokens_max=2000))
     plan = make_plan(Mix(((drawn, 1.0),)), Arrivals(100.0, 2.0), 1)
     assert len({r.prompt_tokens for r in plan.requests}) > 20
+
+
+def test_a_sharegpt_array_gives_the_first_exchange_and_its_length():
+    turns = [
+        {"from": "system", "value": "be brief"},
+        {"from": "human", "value": "what is it"},
+        {"from": "gpt", "value": "word" * 25},
+        {"from": "human", "value": "and then"},
+    ]
+    entries = [{"id": "a", "conversations": turns}, {"id": "b", "conversations": turns[2:3]}]
+    rows, skipped = read_rows(json.dumps(entries, indent=2).splitlines(keepends=True), output_tokens=7)
+    assert skipped == 1
+    assert [(row.content, row.output_tokens, row.at_s) for row in rows] == [('"what is it"', 25, None)]
+    (alone,), _ = read_rows([json.dumps([{"conversations": turns[1:2]}])], output_tokens=7)
+    assert alone.output_tokens == 7
+    for text, message in (
+        ('[{"conversations": [{"from": "human"}]}]', "entry 1 of the trace: 'value' is missing"),
+        ('[{"prompt": "x"}', "no JSON array"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            read_rows([text])

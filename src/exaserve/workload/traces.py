@@ -33,6 +33,10 @@ MOONCAKE_BLOCK_TOKENS = 512
 _CLASSES = ((1_024, "short"), (8_192, "medium"), (math.inf, "long"))
 """Scenario of a row by its prompt's tokens, so that short and long ones are not averaged."""
 _BYTES_PER_TOKEN = 4.0
+_UNKNOWN = (
+    "the trace is none that is known: BurstGPT or Azure CSV (by their first line), Mooncake JSONL "
+    '("input_length"), a ShareGPT array, or JSONL with "prompt" or "messages"'
+)
 _MIX = 0x9E3779B97F4A7C15
 
 
@@ -78,10 +82,7 @@ def detect_format(first_line: str) -> str:
             return "mooncake"
         if {"prompt", "messages", "conversations"} & set(keys):
             return "prompts"
-    raise ConfigError(
-        "the trace is none that is known: BurstGPT or Azure CSV (by their first line), Mooncake JSONL "
-        '("input_length"), a ShareGPT array, or JSONL with "prompt" or "messages"'
-    )
+    raise ConfigError(_UNKNOWN)
 
 
 def read_rows(lines: Iterable[str], output_tokens: int = 256) -> tuple[list[TraceRow], int]:
@@ -122,6 +123,8 @@ def _read_array(text: str, output_tokens: int) -> tuple[list[TraceRow], int]:
         entries = json.loads(text.lstrip("\ufeff"))
     except ValueError as error:
         raise ConfigError(f"the trace is no JSON array: {error}") from None
+    if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
+        raise ConfigError(_UNKNOWN)
     rows: list[TraceRow] = []
     for number, entry in enumerate(entries, 1):
         try:
