@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from typing import Any
 
@@ -10,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from exaserve.config.settings import RetrySettings
-from exaserve.domain.errors import InvalidBody
+from exaserve.domain.errors import ClientError, InvalidBody, UnsupportedEncoding
 from exaserve.domain.request import RequestFacts, Usage
 from exaserve.gateway.http.inspect import inspect
 from exaserve.gateway.http.parse import Request
@@ -20,6 +21,11 @@ from exaserve.gateway.retry import RetryBudget
 
 
 class Learned:
+    served: tuple[str, ...] = ("tiny", "small")
+
+    def models(self) -> tuple[str, ...]:
+        return self.served
+
     def bytes_per_token(self, model: str) -> float:
         return 4.0
 
@@ -33,6 +39,9 @@ def facts(data: bytes | dict[str, Any], path: str = "/v1/chat/completions", **he
     request.session = headers.get("session", "").encode()
     request.priority = headers.get("priority", "").encode()
     request.head = b"POST / HTTP/1.1\r\ncontent-type: " + headers.get("type", "application/json").encode()
+    request.deadline = headers.get("deadline", "").encode()
+    if "coding" in headers:
+        request.head += b"\r\nContent-Encoding: " + headers["coding"].encode()
     return inspect(request, resolve(b"POST", path.encode()), Learned())
 
 
@@ -130,9 +139,52 @@ def test_bad_bodies(name: str) -> None:
     assert caught.value.message
 
 
+@pytest.mark.parametrize("padding", [0, 2 << 20])
+def test_what_engines_take_is_taken_at_any_size(padding: int) -> None:
+    """Python's json, with which they read, takes NaN, lone surrogates, a byte order mark and numbers without bound."""
+    more = b'"pad":"' + b"x" * padding + b'",'
+    for fields in (b'"x":NaN,"y":-Infinity,', b'"user":"\\ud800",', b'"max_tokens":1e400,', b'"n":-1e999,'):
+        assert facts(b"{" + more + fields + b'"model":"m"}').model == "m", fields
+    assert facts(b"\xef\xbb\xbf{" + more + b'"model":"m"}').model == "m"
+
+
+def test_what_a_body_without_a_model_means(monkeypatch: pytest.MonkeyPatch) -> None:
+    form = FORM.replace(b'name="model"', b'name="language"') % b""
+    with pytest.raises(InvalidBody, match="not just one model"):
+        facts({"messages": []})
+    monkeypatch.setattr(Learned, "served", ("only",))
+    assert facts({"messages": []}).model == "only"
+    assert facts({"model": None}).model == "only"
+    assert facts(form, "/v1/audio/transcriptions", type="multipart/form-data; boundary=B").model == "only"
+    with pytest.raises(InvalidBody, match="must be a string"):
+        facts({"model": 3})
+    with pytest.raises(InvalidBody, match="1 to 512"):
+        facts({"model": ""})
+
+
+def test_a_deadline_is_a_whole_number_of_milliseconds() -> None:
+    assert facts({"model": "m"}, deadline="1500").model == "m"
+    for value in ("abc", "-5", "1.5", "1e3", "5s"):
+        with pytest.raises(ClientError, match="deadline-ms") as caught:
+            facts({"model": "m"}, deadline=value)
+        assert caught.value.param == "x-exaserve-deadline-ms"
+
+
+def test_an_encoded_body_is_refused_by_its_name() -> None:
+    for coding in ("gzip", "zstd", "br"):
+        with pytest.raises(UnsupportedEncoding, match=coding) as caught:
+            facts(gzip.compress(b'{"model":"m"}'), coding=coding)
+        assert caught.value.status == 415
+    assert facts(b'{"model":"m"}', coding="identity").model == "m"
+
+
+def test_a_large_prompt_is_measured_whole_and_hashed_at_its_beginning() -> None:
+    small, large = ({"model": "m", "messages": [{"role": "user", "content": "y" * n}]} for n in (200_000, 3_000_000))
+    assert facts(large).prompt_bytes - facts(small).prompt_bytes == 2_800_000
+    assert facts(large).prefix == facts(small).prefix
+
+
 def test_what_engines_take_is_taken() -> None:
-    assert facts(b'{"model":"m","x":NaN,"y":-Infinity}').model == "m"
-    assert facts(b'{"model":"m","messages":[{"content":"\\ud800"}]}').model == "m"
     assert facts(b'{"model":"first","model":"last"}').model == "last"
     assert facts(b'{"stream":"yes","max_tokens":"many","n":-3,"model":"m"}').stream is False
 
@@ -142,6 +194,13 @@ FORM = (
     b'--B\r\nContent-Disposition: form-data; name="stream"\r\n\r\ntrue\r\n'
     b'--B\r\ncontent-disposition: form-data; name="model"\r\n\r\nwhisper\r\n--B--\r\n'
 )
+
+
+@pytest.mark.parametrize("before", [b"", b"\r\n", b"This is a form\r\nwith a --B preamble\r\n"])
+@pytest.mark.parametrize("kind", ["boundary=B", "Boundary=B", 'charset=utf-8; BOUNDARY="B"', "boundary = B"])
+def test_forms_that_parsers_take(before: bytes, kind: str) -> None:
+    found = facts(before + FORM % b"", "/v1/audio/transcriptions", type=f"Multipart/Form-Data; {kind}")
+    assert (found.model, found.stream) == ("whisper", True)
 
 
 def test_multipart() -> None:

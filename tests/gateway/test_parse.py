@@ -317,3 +317,12 @@ def test_bodies_being_received_are_bounded_over_all_connections() -> None:
     assert shared.held_bytes == 250
     readers[1].close()  # the client has gone
     assert shared.held_bytes == 0
+
+
+def test_a_client_that_takes_http2_for_granted_is_told() -> None:
+    preface = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\4\0\0\0\0\0"
+    for pieces in ((preface,), (preface[:24], preface[24:])):
+        (request,) = read(*pieces).ready
+        assert request.error is not None
+        assert "HTTP/2 is not spoken here" in request.error.message
+        assert request.error.status == 400

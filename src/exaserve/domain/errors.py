@@ -12,6 +12,7 @@
     │   ├── MethodNotAllowed          client     405     no
     │   ├── SlowClient                client     408     no      (connection closes)
     │   ├── BodyTooLarge              client     413     no      (connection closes)
+    │   ├── UnsupportedEncoding       client     415     no
     │   └── HeadersTooLarge           client     431     no      (connection closes)
     ├── CapacityError                 gateway    503     no
     │   ├── QueueFull                 gateway    429     no
@@ -56,6 +57,7 @@ __all__ = [
     "RouteNotFound",
     "ShuttingDown",
     "SlowClient",
+    "UnsupportedEncoding",
 ]
 
 Fault = Literal["client", "operator", "gateway", "replica"]
@@ -136,6 +138,11 @@ class BodyTooLarge(ClientError):
     status = 413
     code = "body_too_large"
     closes = True
+
+
+class UnsupportedEncoding(ClientError):
+    status = 415
+    code = "unsupported_encoding"
 
 
 class HeadersTooLarge(ClientError):

@@ -14,20 +14,21 @@ from typing import Protocol
 
 import msgspec
 
-from exaserve.domain.errors import InvalidBody
+from exaserve.domain.errors import ClientError, InvalidBody, UnsupportedEncoding
 from exaserve.domain.request import RequestFacts
 from exaserve.gateway.http.body import ABSENT, Body, decode
 from exaserve.gateway.http.message_head import header
 from exaserve.gateway.http.parse import Request
 from exaserve.gateway.http.routes import Kind, Route
 from exaserve.scheduling import block_hashes
+from exaserve.scheduling.prefix import BLOCK_ENDS
 
 __all__ = ["Estimator", "inspect"]
 
-_LENIENT_BYTES_MAX = 1 << 20
-"""Bodies up to this size that msgspec refuses are read once more as leniently as engines do (NaN, lone surrogates)."""
 _INLINE_MEDIA = re.compile(rb'(?:data:[\w.+/-]{1,80};base64,|"data"\s*:\s*")[A-Za-z0-9+/=_\\-]{256,}')
+_MEDIA_HINT = re.compile(rb"data")
 _MEDIA_BYTES_MIN = 16_384
+_PREFIX_BYTES_MAX = BLOCK_ENDS[-1]
 _MEDIA_STAND_IN = b"." * 4096
 """One image or audio clip counts like this much text: about 1,000 tokens, whatever its size in base64."""
 _TOKEN_IDS = re.compile(rb"[\s\[]*\d")
@@ -35,10 +36,13 @@ _MODEL_CHARS_MAX = 512
 _SESSION_CHARS_MAX = 256
 _PARTS_MAX = 64
 _COUNT_MAX = 128
+_BOM = b"\xef\xbb\xbf"
 
 
 class Estimator(Protocol):
-    """What the scheduler has learned of a model's lengths."""
+    """What the scheduler knows of models: their names, and what it has learned of their lengths."""
+
+    def models(self) -> tuple[str, ...]: ...
 
     def bytes_per_token(self, model: str) -> float: ...
 
@@ -51,21 +55,24 @@ def inspect(request: Request, route: Route, estimator: Estimator) -> RequestFact
     Raises:
         InvalidBody: no usable model name in it; the message says what is wrong.
     """
-    if route.kind is Kind.RESOURCE and not request.body:
-        return RequestFacts(model="", session=_header_session(request))
+    if request.deadline and not request.deadline.isdigit():
+        raise ClientError(
+            "x-exaserve-deadline-ms must be a whole number of milliseconds.", param="x-exaserve-deadline-ms"
+        )
     data = request.body
-    if data[:1] == b"-":  # no JSON begins so, and every multipart body does
+    if route.kind is Kind.RESOURCE and not data:
+        return RequestFacts(model="", session=_header_session(request))
+    if data[:1] != b"{":
         kind = header(request.head, b"content-type")
         if kind[:19].lower() == b"multipart/form-data":
-            return _multipart(request, kind, route)
-    body = _parse(data)
+            return _multipart(request, kind, route, estimator)
+    body = _parse(request)
     model = body.model
     if type(model) is not str or not model or len(model) > _MODEL_CHARS_MAX:
         if model is None and route.kind is Kind.RESOURCE:
             return RequestFacts(model="", session=_header_session(request))
-        raise InvalidBody(_model_trouble(model), param="model")
-    text, token_ids = _prompt_text(body)
-    size = len(text)
+        model = _only_model(model, estimator)
+    text, size, token_ids = _prompt_text(body)
     if token_ids:
         prompt_tokens, prompt_bytes = token_ids, 0
     else:
@@ -95,62 +102,75 @@ def inspect(request: Request, route: Route, estimator: Estimator) -> RequestFact
     )
 
 
-def _parse(data: bytes) -> Body:
+def _parse(request: Request) -> Body:
+    data = request.body
     try:
         return decode(data)
-    except msgspec.ValidationError:
-        raise InvalidBody("The request body must be a JSON object.") from None
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        return _parse_leniently(data, str(error))
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        coding = header(request.head, b"content-encoding")
+        if coding and coding.lower() != b"identity":
+            name = coding.decode("latin-1")[:40]
+            raise UnsupportedEncoding(f"Request bodies in {name!r} are not read here; send it unencoded.") from None
+        return _parse_leniently(data, error)
+
+
+def _parse_leniently(data: bytes, error: Exception) -> Body:
+    """As engines read: Python's json takes NaN, lone surrogates and a byte order mark. Some 10 ms for each MiB."""
+    try:
+        value = json.loads(data.removeprefix(_BOM))
     except RecursionError:
         raise InvalidBody("The request body is nested too deeply.") from None
+    except ValueError:
+        if not data:
+            raise InvalidBody("The request has no body; send a JSON object that names a model.") from None
+        raise InvalidBody(f"The request body is not valid JSON: {error}.") from None
+    if not isinstance(value, dict):
+        raise InvalidBody("The request body must be a JSON object.")
+    fields = {name: value[name] for name in Body.__struct_fields__ if name in value}
+    for name, item in fields.items():
+        if Body.__annotations__[name] == "msgspec.Raw":
+            fields[name] = msgspec.Raw(json.dumps(item, separators=(",", ":")).encode())
+    return Body(**fields)
 
 
-def _parse_leniently(data: bytes, why: str) -> Body:
-    """As engines read: Python's json takes NaN, lone surrogates and a byte order mark."""
-    if len(data) <= _LENIENT_BYTES_MAX:
-        try:
-            value = json.loads(data)
-        except (ValueError, RecursionError):
-            pass
-        else:
-            if not isinstance(value, dict):
-                raise InvalidBody("The request body must be a JSON object.")
-            fields = {name: value[name] for name in Body.__struct_fields__ if name in value}
-            for name, item in fields.items():
-                if Body.__annotations__[name] == "msgspec.Raw":
-                    fields[name] = msgspec.Raw(json.dumps(item, separators=(",", ":")).encode())
-            return Body(**fields)
-    if not data:
-        raise InvalidBody("The request has no body; send a JSON object that names a model.")
-    raise InvalidBody(f"The request body is not valid JSON: {why}.")
+def _only_model(model: object, estimator: Estimator) -> str:
+    """What a body without a model means where only one is served, as engines take it."""
+    served = estimator.models()
+    if model is None and len(served) == 1:
+        return served[0]
+    raise InvalidBody(_model_trouble(model), param="model")
 
 
 def _model_trouble(model: object) -> str:
     if model is None:
-        return "The field 'model' is missing; GET /v1/models lists what is served."
+        return "The field 'model' is missing, and not just one model is served; GET /v1/models lists them."
     if isinstance(model, str):
         return f"The field 'model' must have 1 to {_MODEL_CHARS_MAX} characters."
     return "The field 'model' must be a string."
 
 
-def _prompt_text(body: Body) -> tuple[bytes, int]:
-    """Prompt text in the order in which templates render it, and the number of token ids where the prompt is ids."""
+def _prompt_text(body: Body) -> tuple[bytes, int, int]:
+    """Prompt text in the order in which templates render it: its beginning, its size, its token ids if it is ids."""
     messages = body.messages
     if messages is not ABSENT:
-        text = bytes(messages)
-        if body.system is ABSENT and body.tools is ABSENT and len(text) <= _MEDIA_BYTES_MIN:
-            return text, 0
+        view = memoryview(messages)
+        size = len(view)
+        if size > _MEDIA_BYTES_MIN and _MEDIA_HINT.search(view) is not None:
+            text = _INLINE_MEDIA.sub(_MEDIA_STAND_IN, view)
+            size = len(text)
+        else:  # only its beginning is looked at, and a copy of 50 MiB would take a tenth of a second
+            text = bytes(view[:_PREFIX_BYTES_MAX])
+        if body.system is ABSENT and body.tools is ABSENT:
+            return text, size, 0
         head = b"".join(bytes(part) for part in (body.system, body.tools) if part is not ABSENT)
-        text = head + text
-    else:
-        parts = (body.instructions, body.tools, body.prompt, body.input, body.query, body.documents)
-        text = b"".join(bytes(part) for part in (*parts, body.text_1, body.text_2) if part is not ABSENT)
-        if _TOKEN_IDS.match(text) is not None:
-            return text, text.count(b",") + 1
+        return head + text, len(head) + size, 0
+    parts = (body.instructions, body.tools, body.prompt, body.input, body.query, body.documents)
+    text = b"".join(bytes(part) for part in (*parts, body.text_1, body.text_2) if part is not ABSENT)
+    if _TOKEN_IDS.match(text) is not None:
+        return text, len(text), text.count(b",") + 1
     if len(text) > _MEDIA_BYTES_MIN and b"data" in text:
         text = _INLINE_MEDIA.sub(_MEDIA_STAND_IN, text)
-    return text, 0
+    return text, len(text), 0
 
 
 def _first_int(*values: object) -> int | None:
@@ -189,15 +209,17 @@ def _priority(value: bytes) -> int:
         return 0
 
 
-def _multipart(request: Request, content_type: bytes, route: Route) -> RequestFacts:
+def _multipart(request: Request, content_type: bytes, route: Route, estimator: Estimator) -> RequestFacts:
     """Facts of a form upload (audio): its fields ``model`` and ``stream``, wherever they stand among the parts."""
-    found = re.search(rb'boundary=(?:"([^"]{1,70})"|([^\s;]{1,70}))', content_type)
+    found = re.search(rb'(?i);\s*boundary\s*=\s*(?:"([^"]{1,70})"|([^\s;]{1,70}))', content_type)
     if found is None:
         raise InvalidBody("A multipart body needs a boundary in its Content-Type.")
     fields = _form_fields(request.body, found[1] or found[2])
+    if fields is None:
+        raise InvalidBody("The form has no parts: the boundary in its Content-Type is not in the body.")
     model = fields.get("model")
     if not model or len(model) > _MODEL_CHARS_MAX:
-        raise InvalidBody("The form has no usable field 'model'; GET /v1/models lists what is served.", param="model")
+        model = _only_model(model or None, estimator)
     return RequestFacts(
         model=model,
         prompt_tokens=len(request.body) // 1024,  # audio: compressed seconds, not text; any steady measure will do
@@ -209,14 +231,17 @@ def _multipart(request: Request, content_type: bytes, route: Route) -> RequestFa
     )
 
 
-def _form_fields(body: bytes, boundary: bytes) -> dict[str, str]:
-    """Short text fields among the first 64 parts. ``bytes.find`` skips file contents at memory speed."""
+def _form_fields(body: bytes, boundary: bytes) -> dict[str, str] | None:
+    """Short text fields among the first 64 parts; None where there is no part. A preamble before them is skipped.
+
+    ``bytes.find`` skips file contents at memory speed.
+    """
     fields: dict[str, str] = {}
     mark = b"--" + boundary
-    at = body.find(mark)
+    at = 0 if body.startswith(mark) else body.find(b"\r\n" + mark) + 2
+    if at == 1:
+        return None
     for _ in range(_PARTS_MAX):
-        if at < 0:
-            break
         start = at + len(mark)
         head_end = body.find(b"\r\n\r\n", start, start + 4096)
         at = body.find(b"\r\n" + mark, max(start, head_end))

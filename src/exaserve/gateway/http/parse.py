@@ -24,6 +24,8 @@ __all__ = ["BODY", "HEAD", "IDLE", "Receiving", "Request", "RequestReader", "con
 IDLE, HEAD, BODY = 0, 1, 2
 """Phases of a reader: between requests, inside a request's head, inside its body."""
 
+_HTTP2 = b"PRI * HTTP/2.0"
+"""What a client sends first that takes HTTP/2 for granted."""
 _OVERHEAD_MAX = 1 << 20
 """Chunk framing beyond eight times the data and this many bytes is no honest sender's."""
 
@@ -201,7 +203,12 @@ class RequestReader:
             self._without_upgrade(data[upgrade.args[0] :])
         except HttpParserError as error:
             if not self.failed:
-                self.fail(BadFraming(f"The request is not valid HTTP/1.1: {error}."))
+                why = (
+                    "HTTP/2 is not spoken here"
+                    if data.startswith(_HTTP2)
+                    else f"the request is not valid HTTP/1.1: {error}"
+                )
+                self.fail(BadFraming(f"Send HTTP/1.1: {why}."))
         if self.phase != IDLE and not self.failed:
             self._check_growth(len(data))
 
