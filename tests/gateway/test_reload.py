@@ -59,7 +59,7 @@ async def test_the_loop_goes_on_while_the_file_is_read_and_errors_keep_what_is_i
             raise result
         return result
 
-    reloads = Reloads(target, read, EventLog(lines.append))
+    reloads = Reloads(lambda: target.cluster, read, target.take, EventLog(lines.append))
     task = asyncio.create_task(reloads.run())
     reloads.ask()
     for _ in range(20):

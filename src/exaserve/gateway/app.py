@@ -413,7 +413,7 @@ async def serve(
         assert load is not None
         return _as_fitted(load(), asked, settings.limits)
 
-    reloads = Reloads(gateway, read, log)
+    reloads = Reloads(lambda: gateway.cluster, read, gateway.take, log)
 
     def on_reload() -> None:
         if load is None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
 
 from exaserve.config import Cluster, diff
 from exaserve.domain.errors import ConfigError
@@ -50,24 +49,25 @@ def compare(old: Cluster, new: Cluster) -> ClusterChange:
     )
 
 
-class Reloadable(Protocol):
-    """What a reload changes (the gateway)."""
-
-    cluster: Cluster
-
-    def take(self, difference: ClusterChange) -> None: ...
-
-
 class Reloads:
     """One reload at a time; what is asked for meanwhile makes one more.
 
     Args:
-        read: reads the cluster again; called in a thread. Raises ConfigError where it is wrong.
+        in_use: the cluster as it is; called in a thread, as ``read``.
+        read: reads the cluster again. Raises ConfigError where it is wrong.
+        take: carries out what differs.
     """
 
-    def __init__(self, target: Reloadable, read: Callable[[], Cluster], log: EventLog) -> None:
-        self._target = target
+    def __init__(
+        self,
+        in_use: Callable[[], Cluster],
+        read: Callable[[], Cluster],
+        take: Callable[[ClusterChange], None],
+        log: EventLog,
+    ) -> None:
+        self._in_use = in_use
         self._read = read
+        self._take = take
         self._log = log
         self._asked = asyncio.Event()
 
@@ -88,7 +88,7 @@ class Reloads:
             except Exception as error:  # noqa: BLE001 -- the next reload must be heard
                 self._log.error("reload_failed", error=repr(error), kept="the configuration in use")
                 continue
-            self._target.take(difference)
+            self._take(difference)
 
     def _compared(self) -> ClusterChange:
-        return compare(self._target.cluster, self._read())
+        return compare(self._in_use(), self._read())

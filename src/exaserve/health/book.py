@@ -31,8 +31,6 @@ class FailureKind(Enum):
     TIMEOUT = "timeout"
     INVALID = "invalid"
     STATUS_5XX = "status_5xx"
-    ERROR_EVENT = "error_event"
-    """A stream with a good status whose first event is an error."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,6 @@ import asyncio
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Protocol
 
 import msgspec
 
@@ -22,12 +21,13 @@ from exaserve.config.settings import TelemetrySettings
 from exaserve.domain.replica import ReplicaId, ReplicaSpec
 from exaserve.engines import ENGINES, MetricsReader
 from exaserve.engines.fetch import REFUSED, Fetched, Fetcher
+from exaserve.gateway.fleet.roster import Row
 from exaserve.observe import EventLog, Family, labels
 from exaserve.serving.fleet import Fleet
 from exaserve.wire import NodeBatch
 from exaserve.wire.batch import report_of
 
-__all__ = ["Named", "Telemetry", "TelemetryView"]
+__all__ = ["Telemetry", "TelemetryView"]
 
 BACKOFF_MAX_S = 2.0
 """Longest pause between polls of a replica that does not answer them: it may be back any moment."""
@@ -35,12 +35,6 @@ POLLS_PER_S_MAX = 1_000.0
 """Polls of all replicas together; with more than 200 replicas the interval grows. Agents are for those sizes."""
 RELEASE_S = 4.0
 """Longest time until a replica whose agent is lost is polled from here."""
-
-
-class Named(Protocol):
-    """What a batch's index stands for."""
-
-    id: ReplicaId
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,7 +181,7 @@ class Telemetry:
             poller.reader.engine = engine if engine in ENGINES else ""
             self._note_missing(poller, missing)
 
-    def push(self, rows: Mapping[int, Named], batch: NodeBatch, heard_at: float) -> None:
+    def push(self, rows: Mapping[int, Row], batch: NodeBatch, heard_at: float) -> None:
         """An agent's batch; ``rows`` says which replica each of its indexes is. Ages count back from ``heard_at``."""
         self._seq = seq = self._seq + 1
         pollers, fleet = self._pollers, self._fleet
