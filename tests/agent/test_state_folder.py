@@ -75,6 +75,7 @@ async def test_a_stopped_replica_stays_stopped_when_its_agent_is_started_anew(tm
     async with node(tmp_path, state=StateFolder(tmp_path), num_replicas_per_node=3) as agent:
         await until(lambda: agent.ready() == 3)
         assert (await agent.obey(Verb(1, "stop", "r0"))).lines == ("n/r0: stop (was ready)",)
+        await until(lambda: agent.units["n/r0"].reason == "stopped by an operator, until exaserve restart")
         await agent.obey(Verb(2, "drain", "r1"))
         await until(lambda: agent.ready() == 1)
     async with node(tmp_path, state=StateFolder(tmp_path), num_replicas_per_node=3) as agent:

@@ -13,7 +13,7 @@ from tests.ports import free_port
 
 from exaserve.agent import uplink as module
 from exaserve.agent.uplink import Uplink
-from exaserve.observe import null_log
+from exaserve.observe import EventLog, null_log
 from exaserve.wire import WireLink, encode_batch
 
 pytestmark = pytest.mark.may_block
@@ -72,6 +72,27 @@ async def test_a_gateway_that_is_silent_again_and_again_is_given_more_time(monke
     allowed = [round(life.allowed_s / QUIET_S) for life in lives]
     assert allowed == [1, 2, 4, 4], "a cut is noticed as soon as ever, and no later than the bound"
     assert all(life.kept_s >= life.allowed_s for life in lives)
+
+
+async def said_of(port: int, seconds_s: float) -> list[str]:
+    """What an uplink logs of a gateway that is not there."""
+    lines: list[str] = []
+    log = EventLog(lines.append, burst_max=1000)
+    loop = asyncio.get_running_loop()
+    uplink = Uplink(Source(), "127.0.0.1", port, token=None, tls=None, log=log, rng=Random(0), clock=loop.time)
+    uplink.start()
+    await asyncio.sleep(seconds_s)
+    await uplink.close()
+    return lines
+
+
+async def test_a_gateway_that_starts_later_is_no_warning_and_one_that_is_not_there_is_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert await said_of(free_port(), 0.5) == []
+    monkeypatch.setattr(module, "_TELL_AFTER_S", 0.1)
+    (line,) = await said_of(free_port(), 1.0)
+    assert "event=gateway_lost" in line and 'why="cannot connect: Connection refused"' in line
 
 
 async def test_silence_after_a_long_time_is_a_first_silence(monkeypatch: pytest.MonkeyPatch) -> None:

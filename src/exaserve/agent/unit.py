@@ -36,6 +36,7 @@ _STRIKES_MAX = 2
 _ALARM_PAUSE_S = 0.5
 """Between two probes for what an engine's log says: its lines may come fast, and from clients."""
 _DRAIN_LOOK_S = 0.05
+_HELD = "stopped by an operator, until exaserve restart"
 _BROKEN_PAUSE_S = 1.0
 """After an error of the supervision itself, so that one that comes at every turn does not take a core."""
 
@@ -71,7 +72,7 @@ class ReplicaUnit:
         self.plan = plan
         self.spec = plan.spec
         self.state = UnitState.STOPPED
-        self.reason = "stopped by an operator, until exaserve restart" if held == "stop" else "not started yet"
+        self.reason = _HELD if held == "stop" else "not started yet"
         self.well = False
         self.restarts = 0
         self.engine: RunningEngine | None = None
@@ -221,6 +222,9 @@ class ReplicaUnit:
             while self._asked() == "stop":
                 if self._closing:
                     return
+                if self.reason != _HELD:
+                    self.reason = _HELD
+                    self._on_change(self)
                 await self._pause(None)
             self._wish, self._again = "run", False
             self._move(UnitEvent.START, "asked to" if not self.restarts else f"restart {self.restarts}")

@@ -25,6 +25,8 @@ _BACKOFF_MIN_S, _BACKOFF_MAX_S = 0.05, 0.3
 at most 1.5 times this, and a handshake. And 256 agents must not come at once."""
 _CONNECT_S, _CONNECT_FIRST_S = 1.0, 10.0
 """A try that a returned link may answer at once, and the first, when this machine starts its engines and is busy."""
+_TELL_AFTER_S = 5.0
+"""A gateway that takes no connection for so long is told of."""
 _HANDSHAKE_S = 2.0
 _SILENCE_S, _SILENCE_MAX_S = 2.0, 16.0
 """A gateway says twice a second that it lives; TCP alone would notice a network that swallows packets in minutes. One
@@ -169,6 +171,7 @@ class Uplink(LinkProtocol):
     # ---- connection ---------------------------------------------------------------------------------------------
     async def _keep_up(self) -> None:
         pause_s = _BACKOFF_MIN_S
+        failing_at = self.clock()
         loop = asyncio.get_running_loop()
         while True:
             self._lost.clear()
@@ -179,8 +182,12 @@ class Uplink(LinkProtocol):
                     await loop.create_connection(
                         lambda: self, self._host, self._port, ssl=self._tls, server_hostname=name
                     )
-            except (OSError, TimeoutError, ssl.SSLError) as error:
-                self._note(f"cannot connect: {str(error) or 'timed out'}")
+            except ssl.SSLError as error:
+                self._note(f"cannot connect: {error}")
+            except (OSError, TimeoutError) as error:
+                # Gateways and agents do not start in the same instant, and the end of a connection was told of.
+                if self.clock() - failing_at >= _TELL_AFTER_S:
+                    self._note(f"cannot connect: {error.strerror or str(error) or 'timed out'}")
             except Exception as error:  # noqa: BLE001 -- such as a host name that is none: tell, and try again
                 self._note(f"cannot connect: {where_failed(error)}")
             else:
@@ -192,6 +199,7 @@ class Uplink(LinkProtocol):
                 if self.clock() - began > _BACKOFF_MAX_S:
                     pause_s = _BACKOFF_MIN_S
                 self._note(self._why or self._lost_how())
+                failing_at = self.clock()
             await asyncio.sleep(pause_s * (0.5 + self._rng.random()))
             pause_s = min(pause_s * 2.0, _BACKOFF_MAX_S)
 
