@@ -12,6 +12,7 @@ from tests.programs import program
 
 from exaserve.domain.request import Outcome, Usage
 from exaserve.observe import Family, GatewayMetrics, Histogram, labels
+from exaserve.observe.exposition import number
 
 
 def read(metrics: GatewayMetrics) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
@@ -21,6 +22,12 @@ def read(metrics: GatewayMetrics) -> dict[tuple[str, tuple[tuple[str, str], ...]
         for one in text_string_to_metric_families(text)
         for sample in one.samples
     }
+
+
+def test_whole_numbers_read_alike_in_both_forms():
+    """A compiled function makes a float of the count that it is handed."""
+    values = (0, 0.0, 12.0, 0.5, 1e300, float("inf"), float("nan"))
+    assert [number(value) for value in values] == ["0", "0", "12", "0.5", "1e+300", "+Inf", "NaN"]
 
 
 def test_a_request_is_counted_once_everywhere():

@@ -53,6 +53,10 @@ def test_a_real_engine_is_measured_and_the_profile_says_what_it_does_not_know(re
             "1",
             "--contexts",
             "64",
+            "--repeats",
+            "2",
+            "--steps",
+            "24",
         )
         assert "median error" in output
 

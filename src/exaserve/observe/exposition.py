@@ -36,8 +36,9 @@ _SPECIAL = {"inf": "+Inf", "-inf": "-Inf", "nan": "NaN"}
 
 
 def number(value: float) -> str:
+    """Whole numbers without a point: compiled, a count that is handed on as a float is one."""
     text = repr(value)
-    return _SPECIAL.get(text, text)
+    return text[:-2] if text.endswith(".0") else _SPECIAL.get(text, text)
 
 
 @dataclass(slots=True)
