@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import httpx
 import pytest
+from tests.ports import free_ports
 
 from exaserve.config import parse_cluster
 from exaserve.local import cluster as module
@@ -30,3 +33,16 @@ async def test_the_gateway_is_stopped_first_and_has_its_drain(monkeypatch: pytes
     local._children = [SimpleNamespace(name="node1"), SimpleNamespace(name="gateway")]  # type: ignore[list-item]
     await local.stop()
     assert stopped == [(["gateway"], 45.0 + STOP_GRACE_S), (["node1"], others_s + STOP_GRACE_S)]
+
+
+@pytest.mark.may_block
+async def test_a_cluster_whose_admin_api_wants_a_token_comes_up(tmp_path: Path) -> None:
+    token = tmp_path / "admin"
+    token.write_text("sixteen characters at least")
+    base = free_ports(3, neighbours=True, hosts=("127.0.0.1", "127.0.1.1"))[0]
+    text = (
+        f"model: m\nengine: 'null'\nbase_port: {base}\nagents: {{enabled: true, port: {base + 2}}}\n"
+        f"gateway: {{port: {base}, admin_port: {base + 1}, admin_token_file: {token}, drain: 0}}\n"
+    )
+    async with LocalCluster(parse_cluster(text)) as local, httpx.AsyncClient(trust_env=False) as client:
+        assert (await client.get(f"{local.admin_url}/nodes")).status_code == 401

@@ -68,7 +68,8 @@ class NodeEntry(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         name: such as ``node1``; replicas are named after it.
-        address: host name or IP address. Empty: node k of this file is ``127.0.k.1`` on this machine.
+        address: host name or IP address (IPv6 without brackets). Empty: node k of this file is ``127.0.k.1`` on this
+            machine.
     """
 
     name: str
@@ -79,7 +80,7 @@ class ReplicaEntry(msgspec.Struct, frozen=True, kw_only=True):
     """An engine that already runs. ``id`` is host:port unless given; ``models`` are asked of it unless given.
 
     Attributes:
-        url: ``http://host:port`` with no path.
+        url: ``http://host:port`` with no path; an IPv6 address in brackets.
         id: stable name; host:port unless given.
 
     The other keys are those of :class:`exaserve.domain.replica.ReplicaSpec`; where they are missing the pool's count.

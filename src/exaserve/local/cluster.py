@@ -264,14 +264,24 @@ class LocalCluster:
             await self._until(lambda: _all_available(client, self.admin_url), what, GATEWAY_START_S)
 
     def _client(self) -> httpx.AsyncClient:
-        file = self.cluster.gateway.engine_api_key_file
-        key = read_secret(file, "gateway.engine_api_key_file", characters_min=1) if file else ""
+        """A client that shows engines and gateway the engines' key, and the admin API its own token."""
+        settings = self.cluster.gateway
+        key_file, admin_file = settings.engine_api_key_file, settings.admin_token_file
+        key = read_secret(key_file, "gateway.engine_api_key_file", characters_min=1) if key_file else ""
+        admin = read_secret(admin_file, "gateway.admin_token_file") if admin_file else ""
+
+        def authorise(request: httpx.Request) -> httpx.Request:
+            token = admin if str(request.url).startswith(f"{self.admin_url}/") else key
+            if token:
+                request.headers["Authorization"] = f"Bearer {token}"
+            return request
+
         # trust_env=False: a proxy of the environment must not stand between us and our own loopback.
         return httpx.AsyncClient(
             timeout=_PROBE_TIMEOUT_S,
             trust_env=False,
             limits=httpx.Limits(max_connections=None),
-            headers={"Authorization": f"Bearer {key}"} if key else {},
+            auth=authorise,
         )
 
     async def _until(
