@@ -375,7 +375,7 @@ async def clients(cases: Cases, rounds: int, rng: Random, folder: Path) -> None:
             _, writer = await asyncio.open_connection(host, int(port))
             head = f"POST /v1/completions HTTP/1.1\r\nHost: a\r\nx-loss: {phase}\r\nContent-Length: {len(body)}\r\n\r\n"
             writer.write(head.encode() + body)
-            await until(lambda: gateway.core.inflight() == 1, "the request is under way")
+            await until(lambda: gateway.data_plane.inflight() == 1, "the request is under way")
             await asyncio.sleep(0.1 + 0.2 * rng.random())
             closed.clear()
             at = time.monotonic()

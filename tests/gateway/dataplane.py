@@ -8,15 +8,18 @@ from typing import Any
 
 import msgspec
 
-from exaserve.config.settings import ClientLimits, GatewaySettings, RetrySettings, Timeouts
+from exaserve.config.settings import ClientLimits, GatewaySettings, Timeouts
 from exaserve.domain.replica import ReplicaId, ReplicaSpec
 from exaserve.gateway import core as core_module
 from exaserve.gateway.core import Core
-from exaserve.gateway.http.client import ClientConnection
+from exaserve.gateway.data_plane import DataPlane
 from exaserve.gateway.http.upstream import UpstreamConnection
-from exaserve.health import FailureKind
+from exaserve.health import FailureKind, HealthConfig
 from exaserve.observe.metrics import GatewayMetrics
 from exaserve.scheduling import Admission, AdmissionConfig, Scheduler, SchedulerConfig
+from exaserve.serving.config import RetrySettings
+from exaserve.serving.dispatcher import Dispatcher
+from exaserve.serving.fleet import Fleet
 
 MODEL = "tiny"
 COMPILED = not str(core_module.__file__).endswith(".py")
@@ -31,21 +34,21 @@ class Clock:
         return self.now
 
 
-class RecordingHealth:
-    """What the request path said of replicas."""
+UNMOVED = HealthConfig(failures_max=1_000_000, window_min=1_000_000)
+"""No replica is ejected: what is told of it is looked at in the trace."""
+_KINDS = {kind.value: kind for kind in FailureKind}
 
-    def __init__(self) -> None:
-        self.good: list[str] = []
-        self.bad: list[tuple[str, FailureKind]] = []
 
-    def succeeded(self, replica: ReplicaId, now: float) -> None:
-        self.good.append(replica)
+class Told:
+    """What the request path said of replicas, from the dispatcher's trace."""
 
-    def progressed(self, replica: ReplicaId, now: float) -> None:
-        pass
+    def __init__(self, dispatcher: Dispatcher) -> None:
+        self.trace: list[tuple[float, Any, str, str]] = []
+        dispatcher.trace = self.trace
 
-    def failed(self, replica: ReplicaId, kind: FailureKind, now: float) -> None:
-        self.bad.append((replica, kind))
+    @property
+    def bad(self) -> list[tuple[str, FailureKind]]:
+        return [(replica, _KINDS[what]) for _, _, what, replica in self.trace if what in _KINDS]
 
 
 class MockTransport:
@@ -130,26 +133,21 @@ class Bench:
             cors_origins=cors,
         )
         self.clock = Clock()
-        self.health = RecordingHealth()
         self.metrics = GatewayMetrics(process=False)
         self.scheduler = Scheduler(SchedulerConfig(**({"policy": "round_robin"} | (scheduler or {}))), random.Random(1))
-        self.core = Core(
-            settings,
-            self.scheduler,
-            Admission(admission or AdmissionConfig()),
-            self.health,
-            self.metrics,
-            clock=self.clock,
-        )
-        self.core.ticks = False  # no event loop here: tests call the tick themselves
+        self.fleet = Fleet(self.scheduler, UNMOVED, lambda: None)
+        self.admission = Admission(admission or AdmissionConfig())
+        self.core = Core(settings, self.fleet, self.admission, self.metrics, self.clock)
+        self.plane = DataPlane(self.core)  # no event loop here: tests call the tick themselves
+        self.health = Told(self.core.dispatcher)
         self.upstreams: list[MockTransport] = []
         for index in range(replicas):
             self.add(index, idle)
 
     def add(self, index: int, idle: int) -> None:
         name, url = ReplicaId(f"r{index}"), f"http://127.0.0.1:{9000 + index}"
-        self.scheduler.add(ReplicaSpec(id=name, url=url, models=(MODEL,)), self.clock.now)
-        self.scheduler.set_health(name, True, "ready")
+        self.fleet.add(ReplicaSpec(id=name, url=url, models=(MODEL,)), self.clock.now)
+        self.fleet.probed(name, ok=True, detail="ready", now=self.clock.now, latency_s=0.0)
         for _ in range(idle):
             self.open(index)
 
@@ -168,7 +166,7 @@ class Bench:
         return transport
 
     def client(self) -> MockTransport:
-        return MockTransport(ClientConnection(self.core))
+        return MockTransport(self.plane.client_protocol())
 
     def busy(self) -> MockTransport:
         """The upstream connection that carries a request."""
@@ -181,10 +179,10 @@ class Bench:
 
     def settled(self) -> None:
         """Asserts that nothing is held any more, anywhere."""
-        self.core.validate()
+        self.plane.validate()
         self.metrics.validate()
-        assert not self.core.exchanges
-        assert len(self.core.admission) == 0
+        assert not self.core.dispatcher.open
+        assert len(self.admission) == 0
         assert self.metrics.in_flight == 0
         assert self.metrics.streams_open == 0
         assert all(state.inflight == 0 for state in self.scheduler.states().values())

@@ -67,7 +67,7 @@ async def running(*engines: FakeEngine, token: str | None = None, **settings: An
         gateway.metrics.validate()
         gateway.fleet.validate()
         gateway.scheduler.validate()
-        assert gateway.core.inflight() == 0
+        assert gateway.data_plane.inflight() == 0
 
 
 def client_of(gateway: Gateway) -> httpx.AsyncClient:

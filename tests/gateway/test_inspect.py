@@ -17,7 +17,7 @@ from exaserve.gateway.http.inspect import inspect
 from exaserve.gateway.http.parse import Request
 from exaserve.gateway.http.routes import resolve
 from exaserve.gateway.http.usage import find_usage
-from exaserve.gateway.retry import RetryBudget
+from exaserve.serving.budget import RetryBudget
 
 
 class Learned:

@@ -64,7 +64,7 @@ async def cluster(count: int, replicas: int = 3, **emulated: object) -> AsyncIte
             await asyncio.gather(*(each.stop(0.0) for each in gateways))
             for each in gateways:
                 each.scheduler.validate()
-                assert each.core.inflight() == 0
+                assert each.data_plane.inflight() == 0
 
 
 def gateway_of(emulator: Emulator, k: int, port: int, ports: list[int]) -> Watched:

@@ -509,7 +509,7 @@ def test_every_replica_tried_backs_off_and_tries_again() -> None:
     assert client.take() == b""
     assert not [t for t in bench.upstreams if t.protocol.relay is not None], "it waits first"
     bench.clock.now += 0.3
-    bench.core.tick(bench.clock.now)
+    bench.plane.tick(bench.clock.now)
     bench.answer(plain())
     assert read_answers(client.take())[0].status == 200
     bench.settled()
@@ -520,9 +520,9 @@ def test_waits_while_no_replica_is_ready_then_goes_on() -> None:
     bench = Bench(1)
     bench.scheduler.set_health("r0", False, "starting")  # type: ignore[arg-type]
     client = ask(bench)
-    assert len(bench.core.admission) == 1
+    assert len(bench.admission) == 1
     bench.scheduler.set_health("r0", True, "ready")  # type: ignore[arg-type]
-    bench.core.wake()
+    bench.plane.wake()
     bench.answer(plain())
     assert read_answers(client.take())[0].status == 200
     bench.settled()
@@ -536,7 +536,7 @@ def test_queue_deadline_and_bounds() -> None:
     assert answer.status == 429
     assert int(answer.headers["retry-after"]) >= 1
     bench.clock.now += 6
-    bench.core.tick(bench.clock.now)
+    bench.plane.tick(bench.clock.now)
     (answer,) = read_answers(first.take())
     assert answer.status == 503
     assert json.loads(answer.body)["error"]["code"] == "no_replica_ready"
@@ -547,7 +547,7 @@ def test_queue_deadline_and_bounds() -> None:
 def test_a_released_place_goes_to_the_next_in_the_queue() -> None:
     bench = Bench(1, idle=2, scheduler={"queue_depth_max": 1})
     first, second = ask(bench), ask(bench)
-    assert len(bench.core.admission) == 1
+    assert len(bench.admission) == 1
     bench.answer(plain())
     assert read_answers(first.take())[0].status == 200
     bench.answer(plain())
@@ -590,7 +590,7 @@ def test_a_client_that_leaves_releases_everything(phase: str, monkeypatch: pytes
             )
         )
         bench.settled()
-    bench.core.tick(bench.clock.now + 10_000)
+    bench.plane.tick(bench.clock.now + 10_000)
     bench.settled()
 
 
@@ -621,7 +621,7 @@ def test_outcomes_are_counted_once(monkeypatch: pytest.MonkeyPatch) -> None:
 # ---- time -----------------------------------------------------------------------------------------------------------
 def later(bench: Bench, seconds: float) -> None:
     bench.clock.now += seconds
-    bench.core.tick(bench.clock.now)
+    bench.plane.tick(bench.clock.now)
 
 
 def test_first_byte_deadline_moves_on_then_gives_up() -> None:
@@ -663,7 +663,7 @@ def test_total_deadline_and_the_clients_own() -> None:
     client = ask(bench)
     bench.answer(STREAM_HEAD + chunk(EVENTS[0]))
     for _ in range(10):
-        bench.answer(chunk(EVENTS[1])) if bench.core.exchanges else None
+        bench.answer(chunk(EVENTS[1])) if bench.core.dispatcher.open else None
         later(bench, 1.1)
     assert b"error" in read_answers(client.take())[0].body
     bench.settled()
@@ -743,7 +743,7 @@ def test_stopping() -> None:
     client, idle = ask(bench), bench.client()
     idle.protocol.data_received(get("/ready"))
     assert read_answers(idle.take())[0].status == 200
-    bench.core.stopping = True
+    bench.core.stop()
     idle.protocol.data_received(get("/ready"))
     assert read_answers(idle.take())[0].status == 503
     assert idle.closed
@@ -754,16 +754,45 @@ def test_stopping() -> None:
     bench.settled()
 
 
+def test_the_end_of_a_drain_is_told_to_streams_and_to_those_who_wait() -> None:
+    bench = Bench(2, idle=2)
+    streaming = ask(bench)
+    bench.answer(STREAM_HEAD + chunk(EVENTS[0]))
+    waiting = bench.client()
+    waiting.protocol.data_received(post())
+    bench.core.stop()
+    bench.core.dispatcher.stop(bench.clock.now)
+    (stream,) = read_answers(streaming.take())
+    assert stream.whole, "its framing is in order"
+    assert b'"code": "shutting_down"' in stream.body.rstrip().rpartition(b"\n")[2]
+    assert b"[DONE]" not in stream.body
+    (refused,) = read_answers(waiting.take())
+    assert (refused.status, refused.headers["retry-after"]) == (503, "1")
+    bench.settled()
+
+
+def test_a_client_that_closes_after_the_end_mark_has_been_served() -> None:
+    bench = Bench(1, idle=2)
+    client = ask(bench)
+    bench.answer(STREAM_HEAD + b"".join(map(chunk, EVENTS)))  # the framing's end has not come yet
+    client.lose()
+    bench.settled()
+    text = bench.metrics.render().decode()
+    assert 'outcome="completed"' in text
+    assert 'outcome="client_gone"' not in text
+    assert 'exaserve_completion_tokens_total{model="tiny"} 2' in text
+
+
 def test_evacuation_moves_what_has_not_been_answered() -> None:
     bench = Bench(2, idle=3)
     waiting, streaming = ask(bench), bench.client()
     stuck = bench.busy()
     replica = stuck.protocol.endpoint.replica
-    assert bench.core.evacuate(replica) == 1
+    assert bench.plane.evacuate(replica) == 1
     assert stuck.aborted
     assert bench.busy().protocol.endpoint.replica != replica
     bench.answer(STREAM_HEAD + chunk(EVENTS[0]))
-    assert bench.core.evacuate(bench.busy().protocol.endpoint.replica) == 0, "it has begun"
+    assert bench.plane.evacuate(bench.busy().protocol.endpoint.replica) == 0, "it has begun"
     bench.answer(b"0\r\n\r\n")
     assert read_answers(waiting.take())[0].whole
     streaming.lose()
@@ -885,7 +914,7 @@ def test_models_are_listed_with_a_replica_down() -> None:
 )
 def test_no_client_bytes_break_the_connection_object(pieces: list[bytes]) -> None:
     bench = Bench(1, idle=8)
-    bench.core._clients.clear()
+    bench.plane.clients._open.clear()
     client = bench.client()
     for piece in pieces:
         if client.closed:

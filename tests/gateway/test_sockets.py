@@ -16,7 +16,8 @@ from tests.gateway.dataplane import (
     MODEL,
     STREAM,
     STREAM_HEAD,
-    RecordingHealth,
+    UNMOVED,
+    Told,
     body,
     chunk,
     plain,
@@ -29,8 +30,10 @@ from tests.ports import free_port
 from exaserve.config.settings import ClientLimits, GatewaySettings, RetrySettings, Timeouts
 from exaserve.domain.replica import ReplicaId, ReplicaSpec
 from exaserve.gateway.core import Core
+from exaserve.gateway.data_plane import DataPlane
 from exaserve.observe.metrics import GatewayMetrics
 from exaserve.scheduling import Admission, AdmissionConfig, Scheduler, SchedulerConfig
+from exaserve.serving.fleet import Fleet
 
 Handler = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
@@ -89,10 +92,12 @@ class Plane:
     """A core that listens, in front of some replicas."""
 
     def __init__(self, settings: GatewaySettings, admission: AdmissionConfig) -> None:
-        self.health = RecordingHealth()
         self.metrics = GatewayMetrics(process=False)
         self.scheduler = Scheduler(SchedulerConfig(policy="round_robin"), random.Random(1))
-        self.core = Core(settings, self.scheduler, Admission(admission), self.health, self.metrics)
+        self.fleet = Fleet(self.scheduler, UNMOVED, lambda: None)
+        self.core = Core(settings, self.fleet, Admission(admission), self.metrics)
+        self.plane = DataPlane(self.core)
+        self.health = Told(self.core.dispatcher)
         self.replicas: list[Replica] = []
         self.writers: list[asyncio.StreamWriter] = []
         self.port = 0
@@ -105,8 +110,9 @@ class Plane:
         return replica
 
     def register(self, url: str, name: str) -> None:
-        self.scheduler.add(ReplicaSpec(id=ReplicaId(name), url=url, models=(MODEL,)), time.monotonic())
-        self.scheduler.set_health(ReplicaId(name), True, "ready")
+        now = time.monotonic()
+        self.fleet.add(ReplicaSpec(id=ReplicaId(name), url=url, models=(MODEL,)), now)
+        self.fleet.probed(ReplicaId(name), ok=True, detail="ready", now=now, latency_s=0.0)
 
     async def open(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
@@ -122,9 +128,9 @@ class Plane:
         return got
 
     async def settled(self) -> None:
-        await until(lambda: not self.core.exchanges)
-        self.core.validate()
-        assert not self.core.exchanges
+        await until(lambda: not self.core.dispatcher.open)
+        self.plane.validate()
+        assert not self.core.dispatcher.open
         assert self.metrics.in_flight == 0
         assert self.metrics.streams_open == 0
         assert all(state.inflight == 0 for state in self.scheduler.states().values())
@@ -144,14 +150,15 @@ async def plane(request: pytest.FixtureRequest) -> AsyncIterator[Plane]:
         limits=ClientLimits(body_bytes_max=1_000_000),
     )
     plane = Plane(settings, AdmissionConfig(wait_max_s=60.0))
-    server = await asyncio.get_running_loop().create_server(plane.core.client_protocol, "127.0.0.1", 0)
+    server = await asyncio.get_running_loop().create_server(plane.plane.client_protocol, "127.0.0.1", 0)
+    plane.plane.start()
     plane.port = server.sockets[0].getsockname()[1]
     yield plane
     await plane.settled()
     server.close()
-    await plane.core.close()
+    await plane.plane.close()
     assert len(plane.core.pool) == 0
-    assert plane.core.clients() == 0
+    assert len(plane.plane.clients) == 0
     for replica in plane.replicas:
         replica.server.close()
         plane.writers += replica.writers
@@ -335,9 +342,9 @@ async def test_a_client_that_leaves_frees_its_replica(plane: Plane, phase: str) 
     replica = await plane.add(handler)
     _, writer = await plane.open()
     writer.write(post(body(stream=True)))
-    await until(lambda: plane.core.inflight() == 1 and replica.connections)
+    await until(lambda: plane.plane.inflight() == 1 and replica.connections)
     await asyncio.sleep(0.3)
-    assert plane.core.inflight() == 1
+    assert plane.plane.inflight() == 1
     assert not replica.gone
     writer.transport.abort()
     await until(lambda: replica.gone)
@@ -349,18 +356,18 @@ async def test_a_client_that_leaves_the_queue(plane: Plane) -> None:
     plane.scheduler.set_health(ReplicaId("r1"), False, "down")
     _, writer = await plane.open()
     writer.write(post())
-    await until(lambda: len(plane.core.admission) == 1)
+    await until(lambda: plane.core.dispatcher.waiting() == 1)
     writer.close()
-    await until(lambda: len(plane.core.admission) == 0)
+    await until(lambda: plane.core.dispatcher.waiting() == 0)
 
 
 async def test_requests_wait_for_a_replica_that_restarts(plane: Plane) -> None:
     await plane.add(good)
     plane.scheduler.set_health(ReplicaId("r1"), False, "down")
     asking = [asyncio.ensure_future(plane.ask(post(body(), "/v1/completions", CLOSE))) for _ in range(5)]
-    await until(lambda: len(plane.core.admission) == 5)
+    await until(lambda: plane.core.dispatcher.waiting() == 5)
     plane.scheduler.set_health(ReplicaId("r1"), True, "back")
-    plane.core.wake()
+    plane.plane.wake()
     for data in await asyncio.gather(*asking):
         assert read_answers(data)[0].status == 200
 
@@ -417,8 +424,8 @@ async def test_graceful_stop(plane: Plane) -> None:
     await plane.add(slow)
     idle_reader, _ = await plane.open()
     asking = asyncio.ensure_future(plane.ask(post()))
-    await until(lambda: plane.core.inflight() == 1 and plane.core.clients() == 2)
-    draining = asyncio.ensure_future(plane.core.drain(60))
+    await until(lambda: plane.plane.inflight() == 1 and len(plane.plane.clients) == 2)
+    draining = asyncio.ensure_future(plane.plane.drain(60))
     await asyncio.sleep(0.1)
     assert not draining.done()
     go_on.set()

@@ -13,9 +13,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.simulate.small import PROFILE, build, cluster, run, units, with_telemetry
 
-from exaserve.gateway import core as live
+from exaserve.gateway import app as live
+from exaserve.gateway import core
+from exaserve.gateway.http.exchange import Exchange
 from exaserve.scheduling import POLICIES, Admission, Scheduler
+from exaserve.serving.dispatcher import Dispatcher
 from exaserve.serving.fleet import Fleet
+from exaserve.serving.journey import Journey
+from exaserve.simulate.call import Call
 from exaserve.simulate.demand import demand, prefix_hashes
 from exaserve.simulate.settings import SimSettings
 from exaserve.simulate.simulation import POLICY_NAMES, Simulation
@@ -51,7 +56,10 @@ def test_the_objects_are_the_live_gateways_own() -> None:
     gateway = build().gateways[0]
     assert type(gateway.scheduler) is vars(live)["Scheduler"] is Scheduler
     assert type(gateway.admission) is vars(live)["Admission"] is Admission
-    assert type(gateway.fleet) is Fleet
+    assert type(gateway.fleet) is vars(live)["Fleet"] is Fleet
+    assert type(gateway.dispatcher) is vars(core)["Dispatcher"] is Dispatcher
+    assert issubclass(Call, Journey)
+    assert issubclass(Exchange, Journey)
 
 
 @pytest.mark.parametrize("policy", POLICY_NAMES)

@@ -7,6 +7,7 @@ from typing import Literal
 import msgspec
 
 from exaserve.config.sources import ConsulRegisterSettings
+from exaserve.serving.config import RetrySettings
 
 __all__ = [
     "AgentSettings",
@@ -66,22 +67,6 @@ class Timeouts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     total_s: float = 3600.0
     upstream_keepalive_s: float = 4.0
     client_write_s: float = 60.0
-
-
-class RetrySettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Retries happen on another replica and only before the client has seen a byte.
-
-    Attributes:
-        attempts_max: tries in all for one request, the first included.
-        budget_ratio: retries allowed per request over the last ``budget_window_s``: a broken cluster is not hit harder.
-        budget_min_per_s: retries per second that are always allowed, so that a quiet cluster can retry at all.
-        budget_window_s: seconds over which the ratio holds.
-    """
-
-    attempts_max: int = 3
-    budget_ratio: float = 0.2
-    budget_min_per_s: float = 10.0
-    budget_window_s: float = 10.0
 
 
 class GatewaySettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -19,6 +19,7 @@
     │   ├── QueueTimeout              gateway    503     no
     │   ├── NoReplicaReady            gateway    503     no
     │   ├── ReceivingTooMuch          gateway    503     no      (connection closes)
+    │   ├── DeadlineExceeded          gateway    504     no
     │   └── ShuttingDown              gateway    503     no
     └── ReplicaError                  replica    502     yes
         ├── ConnectFailed             replica    502     yes
@@ -41,6 +42,7 @@ __all__ = [
     "ConfigError",
     "ConnectFailed",
     "ConnectionLost",
+    "DeadlineExceeded",
     "ExaServeError",
     "Fault",
     "HeadersTooLarge",
@@ -174,6 +176,13 @@ class NoReplicaReady(CapacityError):
 class ReceivingTooMuch(CapacityError):
     code = "receiving_too_much"
     closes = True
+
+
+class DeadlineExceeded(CapacityError):
+    """The request's own time is up, wherever it was: that says nothing about the replica."""
+
+    status = 504
+    code = "deadline_exceeded"
 
 
 class ShuttingDown(CapacityError):

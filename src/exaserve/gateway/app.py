@@ -18,7 +18,8 @@ from exaserve.config import ClientLimits, Cluster, GatewaySettings, join_address
 from exaserve.domain.errors import ConfigError
 from exaserve.domain.replica import ReplicaId, ReplicaSpec
 from exaserve.gateway.admin.api import AdminServer
-from exaserve.gateway.core import Core, tune_gc
+from exaserve.gateway.core import Core
+from exaserve.gateway.data_plane import DataPlane, tune_gc
 from exaserve.gateway.fleet.agent_port import agents_of
 from exaserve.gateway.fleet.agents import AgentServer
 from exaserve.gateway.fleet.gauges import ReplicaGauges
@@ -82,27 +83,28 @@ class Gateway:
         self.admission = Admission(cluster.admission)
         self.fleet = Fleet(self.scheduler, cluster.health, self._changes_wait)
         self.metrics = GatewayMetrics()
-        self.core = Core(settings, self.scheduler, self.admission, self.fleet, self.metrics, clock=clock)
+        self.core = Core(settings, self.fleet, self.admission, self.metrics, clock)
+        self.data_plane = DataPlane(self.core)
         self.telemetry = Telemetry(
             cluster.telemetry,
             self.fleet,
             log,
-            self.core.wake,
+            self.data_plane.wake,
             clock,
             engine_api_key,
             cluster.agents.interval_s if cluster.agents.enabled else 0.0,
         )
-        self.probes = Probes(self.fleet, log, self.core.wake, clock, engine_api_key)
+        self.probes = Probes(self.fleet, log, self.data_plane.wake, clock, engine_api_key)
         self.peering: Peering | None = None
         if outbox is not None:
-            self.peering = Peering(settings, peer_token, self.scheduler, outbox, log, clock, rng, self.core.wake)
+            self.peering = Peering(settings, peer_token, self.scheduler, outbox, log, clock, rng, self.data_plane.wake)
             peers = self.peering
             self.metrics.add_source(lambda _: peers.families())
         self.registries: Registries | None = None
         if cluster.discovery:
             sources = sources_of(cluster.discovery, read_environment(), log)
             hold_s = cluster.discovery.shrink_hold_s
-            self.registries = Registries(sources, self, self.scheduler, log, self.core.wake, hold_s)
+            self.registries = Registries(sources, self, self.scheduler, log, self.data_plane.wake, hold_s)
             registries = self.registries
             self.metrics.add_source(lambda _: registries.families())
         self.agents: AgentServer | None = None
@@ -130,7 +132,7 @@ class Gateway:
         loop = asyncio.get_running_loop()
         try:
             self._server = await loop.create_server(
-                self.core.client_protocol,
+                self.data_plane.client_protocol,
                 settings.host,
                 settings.port,
                 backlog=BACKLOG,
@@ -149,6 +151,7 @@ class Gateway:
         except ConfigError:
             self._server.close()
             raise
+        self.data_plane.start()
         for spec in self.cluster.replicas():
             self._add(spec)
         if self.agents is not None:
@@ -180,27 +183,27 @@ class Gateway:
 
     async def stop(self, drain_s: float | None = None) -> None:
         """Graceful end: not ready, then no new connections, then requests in flight for ``drain_s``, then nothing."""
-        self.core.stopping = True
+        self.core.stop()
         drain_s = self.cluster.gateway.drain_s if drain_s is None else drain_s
         began = self.clock()
-        self.log.info("stopping", inflight=self.core.inflight(), drain_s=drain_s)
+        self.log.info("stopping", inflight=self.data_plane.inflight(), drain_s=drain_s)
         try:
             if drain_s > 0:
                 await asyncio.sleep(min(LINGER_S, drain_s))
             if self._server is not None:
                 self._server.close()
-            await self.core.drain(max(0.0, drain_s - (self.clock() - began)))
+            await self.data_plane.drain(max(0.0, drain_s - (self.clock() - began)))
         finally:
             if self._server is not None:
                 self._server.close()
-            cut = self.core.inflight()
+            cut = self.data_plane.inflight()
             if self.registries is not None:
                 await self.registries.stop()
             self.telemetry.stop()
             await self.probes.stop()
             if self.agents is not None:
                 await self.agents.stop()
-            await self.core.close()
+            await self.data_plane.close()
             if self.peering is not None:
                 await self.peering.stop()
             await self.admin.stop()
@@ -272,7 +275,7 @@ class Gateway:
         if self.agents is not None:
             self.agents.retell(touched)
         self.log.info("reloaded", changes=len(difference.lines), replicas=len(self.scheduler.states()))
-        self.core.wake()
+        self.data_plane.wake()
 
     def _change(self, old: ReplicaSpec, spec: ReplicaSpec) -> None:
         """Another address or engine is another replica under the old name; all else is only a new description."""
@@ -298,7 +301,7 @@ class Gateway:
     def _carry_out(self) -> None:
         for change in self.fleet.take():
             if change.kind is ChangeKind.LEAVE:
-                if moved := self.core.evacuate(change.replica):
+                if moved := self.data_plane.evacuate(change.replica):
                     self.log.info("requests_moved", replica=change.replica, count=moved, why=change.why)
                 continue
             self._tell(change)
@@ -314,7 +317,7 @@ class Gateway:
                 self.log.info("ready", url=self.url, models=",".join(self.scheduler.ready_models()))
             else:
                 self.log.warning("not_ready", why="no replica may take requests")
-        self.core.wake()
+        self.data_plane.wake()
 
     def _tell(self, change: FleetChange) -> None:
         well = change.kind in (ChangeKind.UP, ChangeKind.GIVEN_BACK, ChangeKind.TRUSTED)
@@ -451,7 +454,7 @@ async def _stop(gateway: Gateway, force: asyncio.Event) -> None:
     forced = asyncio.create_task(force.wait())
     await asyncio.wait({stopping, forced}, return_when=asyncio.FIRST_COMPLETED)
     if not stopping.done():
-        gateway.log.warning("stop_forced", inflight=gateway.core.inflight())
+        gateway.log.warning("stop_forced", inflight=gateway.data_plane.inflight())
         stopping.cancel()
     forced.cancel()
     await asyncio.gather(stopping, forced, return_exceptions=True)

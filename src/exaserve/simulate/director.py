@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from exaserve.domain.replica import ReplicaId
-from exaserve.simulate.call import Call
 from exaserve.simulate.replica import Mode, SimReplica
 from exaserve.simulate.script import ScriptEvent, select
 from exaserve.simulate.units import SimUnit
@@ -32,7 +31,6 @@ class Director:
         self._gateways = gateways
         self._added = 0
         self._polled = 0
-        self._gone: list[SimReplica] = []
 
     # -- membership -------------------------------------------------------------------------------------------------
     def add(self, now: float, unit: SimUnit, *, known: bool) -> SimReplica:
@@ -56,18 +54,10 @@ class Director:
     def remove(self, now: float, replica: SimReplica) -> None:
         """Out of the cluster's file; what runs there ends in peace."""
         del self._world.replicas[replica.id]
-        self._gone.append(replica)
         replica.draining = True
         replica.set_usable(now)
         for gateway in self._gateways:
             gateway.remove(replica.id)
-
-    def give_up(self, now: float) -> None:
-        """The run is over: ends what is still open in replicas that have left."""
-        for replica in self._gone:
-            for job in replica.jobs():
-                if isinstance(job, Call):
-                    job.gateway.give_up(job, now)
 
     # -- the script -------------------------------------------------------------------------------------------------
     def start(self, events: Sequence[ScriptEvent]) -> None:
@@ -79,7 +69,9 @@ class Director:
     def _watch(self, now: float, _a: object, _b: object) -> None:
         """Time-outs of what no engine will answer."""
         self._world.at(now + _WATCH_S, self._watch)
-        late = now >= min(gateway.timeouts.first_byte_s for gateway in self._gateways)
+        late = now >= min(
+            self._world.cluster.gateway.timeouts.first_byte_s, self._world.cluster.gateway.timeouts.total_s
+        )
         for replica in list(self._world.replicas.values()):
             if late or replica.mode in (Mode.FROZEN, Mode.LOST):
                 for gateway in self._gateways:

@@ -1,45 +1,36 @@
 # compiled
-"""A simulated gateway: the real scheduler, admission queue and health book, driven as the live gateway drives them.
+"""A simulated gateway: the real scheduler, admission queue, fleet and journeys, on the world's calendar.
 
-What the live one does by sockets and timers is done here by events of the world: placing, queueing, retrying before
-the first token, evacuating a replica that health has taken out, polling reports, probing.
+What the live one does by sockets and timers is done here by events of the world: reaching replicas, polling, probing.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from random import Random
 
-from exaserve.domain.errors import QueueFull
 from exaserve.domain.replica import ReplicaId, Report
-from exaserve.domain.request import Outcome, RequestFacts, Usage
-from exaserve.health import FailureKind
-from exaserve.perfmodel.engine import SequenceState
-from exaserve.scheduling import Admission, Placement, PolicyFactory, Refusal, RefusalReason, Scheduler
+from exaserve.domain.request import RequestFacts
+from exaserve.scheduling import Admission, PolicyFactory, Scheduler
+from exaserve.serving.dispatcher import Dispatcher
 from exaserve.serving.fleet import Fleet
 from exaserve.serving.member import ChangeKind
-from exaserve.simulate.call import Call
+from exaserve.simulate.call import Attempt, Call, DataPath
 from exaserve.simulate.replica import Job, SimReplica
+from exaserve.simulate.replication import SimTellingScheduler
 from exaserve.simulate.world import World
 
 __all__ = ["SimGateway"]
 
 TICK_S = 0.05
-"""How often health, probes and deadlines are looked at."""
-BACKOFF_S = (0.25, 0.5, 1.0, 2.0)
-"""Waits before a request that has tried every replica starts again."""
+"""How often health, probes and the queue's deadlines are looked at."""
 PROBE_TOKENS = 8
-_KINDS = {
-    "connect": FailureKind.CONNECT,
-    "reset": FailureKind.RESET,
-    "timeout": FailureKind.TIMEOUT,
-    "status_5xx": FailureKind.STATUS_5XX,
-}
 
 
 class Probe(Job):
     """A completion of one token that health asked for."""
 
-    __slots__ = ("ended", "replica", "sent_at", "timeout_s")
+    __slots__ = ("ended", "gateway", "replica", "sent_at", "timeout_s")
 
     def __init__(self, gateway: SimGateway, replica: SimReplica, now: float, timeout_s: float) -> None:
         super().__init__(PROBE_TOKENS, 1)
@@ -64,38 +55,46 @@ class SimGateway:
 
     Attributes:
         name: as the other gateways know it.
-        budget: retries it may still take, refilled by requests.
     """
 
     def __init__(self, world: World, name: str, policies: dict[str, PolicyFactory], policy: str, seed: str) -> None:
         self.world = world
         self.name = name
         cluster, settings = world.cluster, world.settings
-        self.scheduler = Scheduler(cluster.scheduling, Random(seed), policies)
+        rng = Random(seed)
+        if settings.gateways > 1 and settings.told_s is not None:
+            self.scheduler: Scheduler = SimTellingScheduler(
+                cluster.scheduling, rng, policies, world, name, settings.told_s
+            )
+        else:
+            self.scheduler = Scheduler(cluster.scheduling, rng, policies)
         self.scheduler.set_policy(policy)
         self.admission = Admission(cluster.admission)
         self.fleet = Fleet(self.scheduler, cluster.health, self._changes_wait)
-        self.retry = cluster.gateway.retry
-        self.timeouts = cluster.gateway.timeouts
+        timeouts = cluster.gateway.timeouts
+        self.dispatcher = Dispatcher(
+            self.scheduler,
+            self.admission,
+            self.fleet,
+            cluster.gateway.retry,
+            first_byte_s=timeouts.first_byte_s,
+            between_bytes_s=timeouts.between_bytes_s,
+            total_s=timeouts.total_s,
+        )
+        self.dispatcher.on_queue = self._count_queue
         self.reports_ages = policy == "literal"
-        self._hop_s = settings.hop_s
-        self._told_s = settings.told_s
-        self._peers: list[SimGateway] = []
-        self._under_way: dict[Call, None] = {}
-        self._budget = self.retry.budget_min_per_s * self.retry.budget_window_s
+        self._path = DataPath(world, self.dispatcher, settings.hop_s)
         self._seq = 0
         self._probes: dict[Probe, None] = {}
-        self._facts: dict[tuple[int, int, int], RequestFacts] = {}
-        self._usages: dict[tuple[int, int, int], Usage] = {}
+        self._facts: dict[tuple[int, int], RequestFacts] = {}
         self._waiting = 0
 
     def meet(self, gateways: list[SimGateway], *, homes: bool) -> None:
         """Learns of the other gateways."""
-        if len(gateways) > 1:
-            if homes:
-                self.scheduler.peers.set_gateways(self.name, [each.name for each in gateways])
-            if self._told_s is not None:
-                self._peers = [each for each in gateways if each is not self]
+        if len(gateways) > 1 and homes:
+            self.scheduler.peers.set_gateways(self.name, [each.name for each in gateways])
+        if isinstance(self.scheduler, SimTellingScheduler):
+            self.scheduler.peers_told = [each.scheduler for each in gateways if each is not self]
 
     def start(self, now: float, phase: float) -> None:
         """Begins to look at deadlines and telemetry; ``phase`` (0..1) spreads the gateways over the intervals."""
@@ -104,216 +103,59 @@ class SimGateway:
         self.world.at(now + phase * interval_s, self._look)
 
     # -- requests ---------------------------------------------------------------------------------------------------
-    def arrive(self, call: Call, now: float) -> None:
+    def arrive(
+        self,
+        now: float,
+        index: int,
+        model: str,
+        prompt_tokens: int,
+        output_tokens: int,
+        session: int = -1,
+        hashes: Sequence[int] = (),
+        prefix: tuple[int, ...] = (),
+    ) -> None:
         """A client's request."""
-        self._budget += self.retry.budget_ratio
-        key = (call.prompt_tokens, call.output_tokens, call.session)
-        facts = self._facts.get(key) if call.session < 0 else None
-        expected = self.scheduler.expected_output(call.model, call.output_tokens)
+        facts = self._facts.get((prompt_tokens, output_tokens)) if session < 0 else None
+        expected = self.scheduler.expected_output(model, output_tokens)
         if facts is None or facts.output_tokens != expected:
             facts = RequestFacts(
-                call.model,
-                call.prompt_tokens,
+                model,
+                prompt_tokens,
                 expected,
-                call.prompt_tokens + call.output_tokens,
+                prompt_tokens + output_tokens,
                 stream=True,
-                session=f"s{call.session}" if call.session >= 0 else None,
-                prefix=call.prefix,
-                prompt_bytes=4 * call.prompt_tokens,
+                session=f"s{session}" if session >= 0 else None,
+                prefix=prefix,
+                prompt_bytes=4 * prompt_tokens,
             )
-            if call.session < 0:
-                self._facts[key] = facts
-        call.facts = facts
-        self._place(call, now)
-
-    def _place(self, call: Call, now: float) -> None:
-        result = self.scheduler.place(call.facts, now, call.tried)
-        if type(result) is Placement:
-            self._go(call, result, now)
-        else:
-            assert isinstance(result, Refusal)
-            self._refused(call, result, now)
-
-    def _go(self, call: Call, placement: Placement, now: float) -> None:
-        call.placement = placement
-        call.attempts += 1
-        call.sent_at = now
-        call.replica = replica = self.world.replicas[placement.replica_id]
-        if self._peers:
-            self.world.at(now + (self._told_s or 0.0), self._tell_placed, placement, call.index)
-        if self._hop_s:
-            self._under_way[call] = None
-            self.world.at(now + self._hop_s, self._reach, call, replica)
-        else:
-            replica.submit(now, call)
-
-    def _reach(self, now: float, call: Call, replica: SimReplica) -> None:
-        self._under_way.pop(call, None)
-        if not call.over:
-            replica.submit(now, call)
-
-    def _refused(self, call: Call, refusal: Refusal, now: float) -> None:
-        reason = refusal.reason
-        if reason is RefusalReason.MODEL_UNKNOWN:
-            self._end(call, now, "rejected")
-        elif reason is RefusalReason.WITHDRAWN:
-            self._end(call, now, "no_replica_ready")
-        elif reason is RefusalReason.ALL_TRIED:
-            call.tried = ()
-            self.world.at(now + BACKOFF_S[min(call.attempts, len(BACKOFF_S)) - 1], self._again, call)
-        else:
-            try:
-                call.ticket = self.admission.offer(call.facts, now, call, 4 * call.prompt_tokens)
-            except QueueFull:
-                self._end(call, now, "queue_full")
-                return
-            self._count_queue(now)
-
-    def _again(self, now: float, call: Call, _: object) -> None:
-        if not call.over:
-            self._place(call, now)
+            if session < 0:
+                self._facts[prompt_tokens, output_tokens] = facts
+        call = Call(self._path, index, facts, output_tokens, hashes)
+        call.perform(call.begin(now), now)
 
     def wake(self, now: float) -> None:
         """Sends on what the admission queue may now place."""
-        if not self._waiting:
-            return
-        place = self.scheduler.place
-        placed = self.admission.dispatch(lambda facts: place(facts, now))
-        self._count_queue(now)
-        for ticket, placement in placed:
-            call = ticket.waiter
-            assert isinstance(call, Call)
-            call.ticket = None
-            call.tried = ()
-            self.world.recorder.queued_s[call.index] += now - ticket.offered_at
-            self._go(call, placement, now)
+        if self._waiting:
+            self.dispatcher.wake(now)
 
-    def _count_queue(self, now: float) -> None:
-        waiting = len(self.admission)
-        self.world.count(now, waiting - self._waiting, 0)
+    def _count_queue(self, waiting: int) -> None:
+        self.world.count(self.world.now, waiting - self._waiting, 0)
         self._waiting = waiting
 
-    # -- what replicas answer ---------------------------------------------------------------------------------------
-    def first_token(self, call: Call, now: float) -> None:
-        """A replica has sent a first token."""
-        if self._hop_s:
-            self.world.at(now + self._hop_s, self._first_seen, call)
-        else:
-            self._first_seen(now, call, None)
-
-    def _first_seen(self, now: float, call: Call, _: object) -> None:
-        placement = call.placement
-        if placement is None or call.over:
-            return
-        self.world.recorder.first[call.index] = now
-        call.answered = True
-        self.scheduler.first_token(placement, now)
-        self.fleet.succeeded(placement.replica_id, now)
-        if self._peers:
-            self.world.at(now + (self._told_s or 0.0), self._tell_first, call.index)
-
-    def done(self, call: Call, now: float) -> None:
-        """A replica has sent the last token."""
-        if self._hop_s:
-            self._under_way[call] = None
-            self.world.at(now + self._hop_s, self._done_seen, call)
-        else:
-            self._done_seen(now, call, None)
-
-    def _done_seen(self, now: float, call: Call, _: object) -> None:
-        self._under_way.pop(call, None)
-        if call.over:
-            return
-        key = (call.prompt_tokens, call.output_tokens, call.cached_tokens)
-        usage = self._usages.get(key)
-        if usage is None:
-            usage = self._usages[key] = Usage(*key)
-        self._settle(call, now, Outcome.COMPLETED, usage)
-        self._end(call, now)
-        if self._waiting:
-            self.wake(now)
-
-    def refused_by_replica(self, call: Call, now: float) -> None:
-        """400: it can never run there."""
-        self._settle(call, now, Outcome.REJECTED)
-        self._end(call, now, "rejected")
-
-    def lost(self, call: Call, now: float, why: str) -> None:
-        """The replica could not be reached, lost the request, or answered 500."""
-        placement = call.placement
-        if placement is None or call.over:
-            return
-        self.fleet.failed(placement.replica_id, _KINDS[why], now)
-        if call.answered:
-            self._settle(call, now, Outcome.REPLICA_FAILED)
-            self._end(call, now, "cut")
-        elif call.attempts < self.retry.attempts_max and self._take_retry():
-            self._move(call, now, Outcome.REPLICA_ERROR if why == "status_5xx" else Outcome.REPLICA_FAILED)
-        else:
-            self._settle(call, now, Outcome.REPLICA_FAILED)
-            self._end(call, now, why)
-        self.wake(now)
-
-    def _take_retry(self) -> bool:
-        limit = self.retry.budget_min_per_s * self.retry.budget_window_s
-        self._budget = min(self._budget, 2.0 * limit)
-        if self._budget < 1.0:
-            return False
-        self._budget -= 1.0
-        return True
-
-    def _move(self, call: Call, now: float, outcome: Outcome) -> None:
-        """Leaves its replica for another one; nothing has been answered yet."""
-        assert call.placement is not None
-        call.tried = (*call.tried, call.placement.replica_id)
-        self._settle(call, now, outcome)
-        self._place(call.again(), now)
-
-    def _settle(self, call: Call, now: float, outcome: Outcome, usage: Usage | None = None) -> None:
-        placement = call.placement
-        assert placement is not None
-        call.placement = None
-        self.scheduler.release(placement, now, outcome, usage)
-        if self._peers:
-            self.world.at(now + (self._told_s or 0.0), self._tell_done, call.index)
-
-    def _end(self, call: Call, now: float, error: str = "") -> None:
-        call.over = True
-        recorder = self.world.recorder
-        if call.attempts > 1:
-            recorder.attempts[call.index] = min(call.attempts, 127)
-        recorder.ended(call.index, now, error)
-        self.world.open -= 1
+    def check_deadlines(self, now: float, replica: SimReplica) -> None:
+        """Ends what has waited too long for a first token or for the next one; rare, so looked at once a second."""
+        silent = replica.silent_since()
+        for job in replica.jobs():
+            if isinstance(job, Attempt) and job.call.path is self._path:
+                job.call.check_deadline(job, now, silent)
 
     def give_up_all(self, now: float) -> None:
-        """The run is over: what is under way to or from a replica is open too."""
-        for call in list(self._under_way):
-            self.give_up(call, now)
-
-    def give_up(self, call: Call, now: float) -> None:
-        """The run is over and the request still open."""
-        if call.over:
-            return
-        if call.ticket is not None:
-            self.admission.cancel(call.ticket)
-            call.ticket = None
-        if call.placement is not None:
-            self._settle(call, now, Outcome.CLIENT_GONE)
-        self._end(call, now, "unfinished")
-
-    # -- other gateways ---------------------------------------------------------------------------------------------
-    def _tell_placed(self, now: float, placement: Placement, ref: int) -> None:
-        tokens, kv = placement.tokens, placement.kv_tokens
-        for peer in self._peers:
-            peer.scheduler.peers.placed(self.name, ref, placement.replica_id, tokens, kv, placement.stream, now)
-
-    def _tell_first(self, now: float, ref: int, _: object) -> None:
-        for peer in self._peers:
-            peer.scheduler.peers.first_token(self.name, ref, now)
-
-    def _tell_done(self, now: float, ref: int, _: object) -> None:
-        for peer in self._peers:
-            peer.scheduler.peers.done(self.name, ref, now)
+        """The run is over: what is still open is given up."""
+        dispatcher = self.dispatcher
+        dispatcher.stopping = True
+        for call in list(dispatcher.open):
+            assert isinstance(call, Call)
+            call.perform(call.left(now), now)
 
     # -- health -----------------------------------------------------------------------------------------------------
     def add(self, replica: SimReplica, now: float, *, known: bool) -> None:
@@ -335,28 +177,17 @@ class SimGateway:
     def _carry_out(self, now: float, _a: object, _b: object) -> None:
         for change in self.fleet.take():
             if change.kind is ChangeKind.LEAVE:
-                self._evacuate(now, change.replica)
+                self.dispatcher.evacuate(change.replica, now)
         self.wake(now)
-
-    def _evacuate(self, now: float, replica: ReplicaId) -> None:
-        """Moves what waits for its first token off a replica that health has taken out."""
-        held = self.world.replicas.get(replica)
-        if held is None:
-            return
-        for job in held.jobs():
-            if not isinstance(job, Call) or job.gateway is not self or job.answered or job.over:
-                continue
-            if job.attempts < self.retry.attempts_max and self._take_retry():
-                held.abort(job, now)
-                self._move(job, now, Outcome.REPLICA_FAILED)
 
     def _tick(self, now: float, _a: object, _b: object) -> None:
         self.world.at(now + TICK_S, self._tick)
         self.fleet.tick(now)
+        self.dispatcher.budget.count(now)
         if self.world.settings.probes:
             self._probe(now)
         if self._waiting:
-            self._expire_queue(now)
+            self.dispatcher.expire_queue(now)
             self.wake(now)
 
     def _probe(self, now: float) -> None:
@@ -380,35 +211,6 @@ class SimGateway:
         del self._probes[probe]
         latency_s = now - probe.sent_at
         self.fleet.probe_finished(probe.replica.id, now, status=status, latency_s=latency_s, error=error)
-
-    def _expire_queue(self, now: float) -> None:
-        expired = self.admission.expired(now)
-        if not expired:
-            return
-        self._count_queue(now)
-        for ticket in expired:
-            call = ticket.waiter
-            assert isinstance(call, Call)
-            call.ticket = None
-            self.world.recorder.queued_s[call.index] += now - ticket.offered_at
-            ready = call.model in self.scheduler.ready_models()
-            why = "queue_timeout" if ready else "no_replica_ready"
-            self._end(call, now, "queue_full" if ticket.displaced else why)
-
-    def check_deadlines(self, now: float, replica: SimReplica) -> None:
-        """Ends what has waited too long for a first token or for the next one; rare, so looked at once a second."""
-        timeouts = self.timeouts
-        silent = replica.silent_since()
-        for job in replica.jobs():
-            if not isinstance(job, Call) or job.gateway is not self or job.over:
-                continue
-            if job.answered:
-                late = silent is not None and now - silent > timeouts.between_bytes_s
-            else:
-                late = now - job.sent_at > timeouts.first_byte_s
-            if late and job.state is not SequenceState.FINISHED:
-                replica.abort(job, now)
-                self.lost(job, now, "timeout")
 
     # -- telemetry --------------------------------------------------------------------------------------------------
     def poll(self, now: float, replicas: list[SimReplica], interval_s: float) -> None:

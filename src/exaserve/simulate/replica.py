@@ -13,7 +13,6 @@ from exaserve.simulate.units import SimUnit
 from exaserve.simulate.world import Stepper
 
 if TYPE_CHECKING:
-    from exaserve.simulate.gateway import SimGateway
     from exaserve.simulate.world import World
 
 __all__ = ["Job", "Mode", "SimReplica"]
@@ -40,9 +39,7 @@ _FROZEN: Final = Mode.FROZEN
 class Job(EngineRequest):
     """A request that an engine computes, with somebody to tell."""
 
-    __slots__ = ("gateway",)
-
-    gateway: SimGateway
+    __slots__ = ()
 
     def on_first(self, now: float) -> None:
         """Its first token is out."""
@@ -107,6 +104,11 @@ class SimReplica(Stepper):
     @property
     def id(self) -> ReplicaId:
         return self.spec.id
+
+    @property
+    def accepts(self) -> bool:
+        """Connections to it are taken, whether or not anything comes back."""
+        return self.mode is _UP or self.mode is _FROZEN
 
     # -- requests ---------------------------------------------------------------------------------------------------
     def submit(self, now: float, job: Job, _: Any = None) -> None:

@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 
 from exaserve.config import Cluster
 from exaserve.scheduling import POLICIES
-from exaserve.simulate.call import Call
 from exaserve.simulate.demand import SimDemand, prefix_hashes
 from exaserve.simulate.director import Director
 from exaserve.simulate.gateway import SimGateway
@@ -94,11 +93,10 @@ class Simulation:
                 world.open += 1
                 world.now = at
                 if sessions is None:
-                    call = Call(gateway, index, model, prompt, output)
+                    gateway.arrive(at, index, model, prompt, output)
                 else:
                     session, hashes, prefix = sessions[index - start]
-                    call = Call(gateway, index, model, prompt, output, session, hashes, prefix)
-                gateway.arrive(call, at)
+                    gateway.arrive(at, index, model, prompt, output, session, hashes, prefix)
             if self._on_progress is not None:
                 self._on_progress(min(start + CHUNK, len(demand)) / len(demand))
         world.run_out(demand.duration_s + self.settings.drain_s)
@@ -133,10 +131,6 @@ class Simulation:
         world = self.world
         now = max(world.now, self.demand.duration_s)
         world.count(now, 0, 0)
-        for job in [job for replica in world.replicas.values() for job in replica.jobs()]:
-            if isinstance(job, Call):
-                job.gateway.give_up(job, now)
-        self.director.give_up(now)
         for gateway in self.gateways:
             gateway.give_up_all(now)
         for index, error in enumerate(self.recorder.error):

@@ -46,7 +46,7 @@ from exaserve.domain.errors import ClientError, ConfigError
 from exaserve.domain.replica import ReplicaId
 from exaserve.gateway.admin.nodes import Nodes
 from exaserve.gateway.admin.rows import replica_row
-from exaserve.gateway.core import Core
+from exaserve.gateway.data_plane import DataPlane
 from exaserve.gateway.fleet.agents import AgentServer
 from exaserve.gateway.fleet.registries import Registries
 from exaserve.gateway.fleet.telemetry import Telemetry
@@ -77,7 +77,7 @@ class Control(Protocol):
     admission: Admission
     fleet: Fleet
     metrics: GatewayMetrics
-    core: Core
+    data_plane: DataPlane
     telemetry: Telemetry
     peering: Peering | None
     registries: Registries | None
@@ -193,10 +193,10 @@ class _Admin:
             {
                 "url": control.url,
                 "policy": control.scheduler.policy_name,
-                "stopping": control.core.stopping,
+                "stopping": control.data_plane.core.stopping,
                 "models": control.scheduler.models(),
                 "ready_models": control.scheduler.ready_models(),
-                "in_flight": control.core.inflight(),
+                "in_flight": control.data_plane.inflight(),
                 "streams": control.metrics.streams_open,
                 "queued": len(control.admission),
                 "requests_total": control.metrics.finished_total,
@@ -333,7 +333,7 @@ class _Admin:
         """Tells the log, lets queued requests have another look, and shows the replica as it is now."""
         what = request.url.path.rsplit("/", 1)[-1]
         self._control.log.info("admin_change", what=what, replica=state.id, client=_client(request), **fields)
-        self._control.core.wake()
+        self._control.data_plane.wake()
         return _json(self._row(state, self._control.metrics.requests_by_replica().get(state.id, 0)))
 
     def _state(self, request: Request) -> ReplicaLedger:

@@ -9,7 +9,7 @@ from typing import Protocol
 from exaserve.config import AgentSettings, Cluster, is_loopback
 from exaserve.domain.errors import ConfigError
 from exaserve.domain.replica import ReplicaId, ReplicaSpec
-from exaserve.gateway.core import Core
+from exaserve.gateway.data_plane import DataPlane
 from exaserve.gateway.fleet.agents import AgentServer
 from exaserve.gateway.fleet.telemetry import Telemetry
 from exaserve.observe import EventLog
@@ -26,7 +26,7 @@ class Host(Protocol):
     log: EventLog
     clock: Callable[[], float]
     fleet: Fleet
-    core: Core
+    data_plane: DataPlane
     telemetry: Telemetry
 
     def joined(self, spec: ReplicaSpec) -> None: ...
@@ -58,6 +58,6 @@ def agents_of(settings: AgentSettings, host: Host, token: str | None) -> AgentSe
         host.fleet,
         host.telemetry,
         host.log,
-        host.core.wake,
+        host.data_plane.wake,
         host.clock,
     )

@@ -5,20 +5,18 @@ from __future__ import annotations
 
 import asyncio
 from math import inf
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 from exaserve.domain.errors import ClientError, ExaServeError, SlowClient
+from exaserve.gateway.core import Core
+from exaserve.gateway.http.client_writer import ClientWriter
 from exaserve.gateway.http.exchange import Exchange
 from exaserve.gateway.http.inspect import inspect
 from exaserve.gateway.http.local_answers import CONTINUE, error_answer
 from exaserve.gateway.http.parse import HEAD, IDLE, Request, RequestReader
 from exaserve.gateway.http.routes import Dialect, Kind, resolve
-from exaserve.gateway.http.socket_write import DirectWriter
 
-if TYPE_CHECKING:
-    from exaserve.gateway.core import Core
-
-__all__ = ["ClientConnection"]
+__all__ = ["ClientConnection", "Clients"]
 
 _LINGER_S = 2.0
 """After an error that closes, unread bytes are taken and dropped this long, so that the client can read the answer:
@@ -30,41 +28,37 @@ class ClientConnection:
 
     Attributes:
         exchange: the proxied request being answered, if one is.
-        stalled: the client reads more slowly than the answer comes; its upstream is paused.
+        writer: its writing side.
         deadline: when :meth:`expired` is to be called, seconds, monotonic; infinite while a replica is at work.
     """
 
     __slots__ = (
-        "_closing", "_core", "_lingering", "_reader", "_reading_paused", "_serving", "_stall_at", "_stall_size",
-        "_writer", "deadline", "exchange", "stalled", "transport",
+        "_clients", "_core", "_lingering", "_reader", "_reading_paused", "_serving", "deadline", "exchange", "writer",
     )  # fmt: skip
 
-    def __init__(self, core: Core) -> None:
+    def __init__(self, core: Core, clients: Clients) -> None:
         self._core = core
+        self._clients = clients
         self._reader = RequestReader(core.limits, core.heads, core.receiving)
-        self.transport: asyncio.Transport | None = None
-        self._writer: DirectWriter | None = None
+        self.writer = ClientWriter()
         self.exchange: Exchange | None = None
         self.deadline = inf
-        self._stall_at = self._stall_size = 0.0
-        self.stalled = self._closing = self._lingering = self._serving = self._reading_paused = False
+        self._lingering = self._serving = self._reading_paused = False
 
     # ---- asyncio.Protocol ---------------------------------------------------------------------------------------
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         transport = cast("asyncio.Transport", transport)  # uvloop's are not subclasses
         core = self._core
-        self.transport = transport
-        self._writer = DirectWriter(transport)
-        if not core.opened(self):
-            self._closing = True
-            transport.abort()
+        self.writer.opened(transport)
+        if not self._clients.add(self):
+            self.writer.abort()
             return
         high = core.limits.buffer_high_bytes
         transport.set_write_buffer_limits(high, high // 4)
         self.deadline = core.clock() + core.timeouts.client_header_s
 
     def data_received(self, data: bytes) -> None:
-        if self._closing:
+        if self.writer.closing:
             return
         reader = self._reader
         before = reader.phase
@@ -74,8 +68,8 @@ class ClientConnection:
                 self._serve()
             elif len(reader.ready) >= self._core.limits.pipeline_max and not self._reading_paused:
                 self._reading_paused = True
-                assert self.transport is not None
-                self.transport.pause_reading()
+                assert self.writer.transport is not None
+                self.writer.transport.pause_reading()
         if reader.phase != IDLE:
             self._partial(before)
 
@@ -84,30 +78,28 @@ class ClientConnection:
         return False
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - how it ended makes no difference
-        self._closing = True
+        self.writer.closing = True
         self._reader.close()
         self._reader.ready.clear()
-        self._core.closed(self)
+        self._clients.discard(self)
         exchange = self.exchange
         self.exchange = None
         if exchange is not None:
             exchange.client_gone()
-        self.transport = self._writer = None
+        self.writer.lost()
 
     def pause_writing(self) -> None:
-        self.stalled = True
-        self._stall_at = self._core.clock()
-        self._stall_size = inf
+        self.writer.stall(self._core.clock())
         upstream = self.exchange.upstream if self.exchange is not None else None
         if upstream is not None:
             upstream.pause()
 
     def resume_writing(self) -> None:
-        self.stalled = False
+        self.writer.stalled = False
         upstream = self.exchange.upstream if self.exchange is not None else None
         if upstream is not None:
             upstream.resume()
-        elif self.exchange is None and not self._closing:
+        elif self.exchange is None and not self.writer.closing:
             self._serve()
 
     # ---- serving ------------------------------------------------------------------------------------------------
@@ -124,7 +116,7 @@ class ClientConnection:
         self.deadline = core.clock() + core.timeouts.client_body_s
         if reader.waits_continue:
             reader.continued()
-            self.write(CONTINUE)
+            self.writer.write(CONTINUE)
 
     def _serve(self) -> None:
         """Answers what is ready, one after the other, until a replica or the client has to be waited for."""
@@ -132,14 +124,14 @@ class ClientConnection:
             return
         self._serving = True
         ready = self._reader.ready
-        while ready and self.exchange is None and not self._closing and not self.stalled:
+        while ready and self.exchange is None and not self.writer.closing and not self.writer.stalled:
             self._answer(ready.popleft())
         self._serving = False
-        if self.exchange is None and not self._closing:
+        if self.exchange is None and not self.writer.closing:
             if self._reading_paused:
                 self._reading_paused = False
-                assert self.transport is not None
-                self.transport.resume_reading()
+                assert self.writer.transport is not None
+                self.writer.transport.resume_reading()
             if not ready and self._reader.phase != IDLE:
                 self._partial(IDLE)
 
@@ -162,7 +154,7 @@ class ClientConnection:
         if core.stopping:
             request.keep_alive = False
         self.deadline = inf
-        exchange = self.exchange = Exchange(core, self, request, route, facts)
+        exchange = self.exchange = Exchange(core, self.writer, request, route, facts, self._exchange_done)
         exchange.start(core.clock())
 
     def _refuse(self, request: Request, error: ExaServeError, dialect: Dialect) -> None:
@@ -180,20 +172,14 @@ class ClientConnection:
 
     def _finish(self, request: Request, data: bytes) -> None:
         """Sends an answer of the gateway's own."""
-        self.write(data)
+        self.writer.write(data)
         core = self._core
         if not request.keep_alive or core.stopping:
             self._close()
         else:
             self.deadline = core.clock() + core.timeouts.client_keepalive_s
 
-    # ---- for the exchange and the core --------------------------------------------------------------------------
-    def write(self, data: bytes) -> None:
-        writer = self._writer
-        if writer is not None:
-            writer.write(data)
-
-    def exchange_done(self, now: float) -> None:
+    def _exchange_done(self, now: float) -> None:
         """The exchange has answered; the next request may be."""
         exchange = self.exchange
         if exchange is None:
@@ -207,35 +193,17 @@ class ClientConnection:
         if not self._serving and (reader.ready or reader.phase != IDLE or self._reading_paused):
             self._serve()
 
-    def cut(self) -> None:
-        """Ends the connection in the middle of an answer, so that the client sees that the answer is not whole."""
-        exchange = self.exchange
-        if exchange is not None:
-            exchange.request.keep_alive = False
-            if not exchange.request.http11:
-                self.abort()  # without framing only a reset differs from the end
-
+    # ---- for the owner of all connections -----------------------------------------------------------------------
     def expired(self) -> None:
         """The deadline has passed: an idle connection is closed, a slow sender told so, a lingering one cut off."""
-        if self._closing or self.transport is None:
-            self.abort()
+        if self.writer.closing or self.writer.transport is None:
+            self.writer.abort()
         elif self._reader.phase == IDLE and not self._reader.ready:
             self._close()
         else:
             phase = "headers" if self._reader.phase == HEAD else "body"
             self._reader.fail(SlowClient(f"The request's {phase} did not arrive in time."))
             self._serve()
-
-    def check_stall(self, now: float) -> None:
-        """Called each tick while ``stalled``: a client that takes no byte for ``client_write_s`` is gone."""
-        if self.transport is None:
-            return
-        size = self.transport.get_write_buffer_size()
-        if size < self._stall_size:
-            self._stall_size = float(size)
-            self._stall_at = now
-        elif now - self._stall_at > self._core.timeouts.client_write_s:
-            self.abort()
 
     @property
     def idle(self) -> bool:
@@ -246,16 +214,12 @@ class ClientConnection:
         """Closes after what has been written is sent."""
         self._close()
 
-    def abort(self) -> None:
-        self._closing = True
-        if self.transport is not None:
-            self.transport.abort()
-
     def _close(self) -> None:
-        transport = self.transport
-        if self._closing or transport is None:
+        writer = self.writer
+        transport = writer.transport
+        if writer.closing or transport is None:
             return
-        self._closing = True
+        writer.closing = True
         self._reader.close()
         now = self._core.clock()
         if self._lingering and transport.can_write_eof():
@@ -264,3 +228,47 @@ class ClientConnection:
         else:
             transport.close()
             self.deadline = now + self._core.timeouts.client_write_s
+
+
+class Clients:
+    """The open client connections of one gateway process.
+
+    Attributes:
+        closed: no new ones are taken.
+    """
+
+    def __init__(self, connections_max: int) -> None:
+        self._max = connections_max
+        self._open: set[ClientConnection] = set()
+        self.closed = False
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    def add(self, client: ClientConnection) -> bool:
+        """Takes a new connection; False above the limit."""
+        if self.closed or len(self._open) >= self._max:
+            return False
+        self._open.add(client)
+        return True
+
+    def discard(self, client: ClientConnection) -> None:
+        self._open.discard(client)
+
+    def tick(self, now: float, write_s: float) -> None:
+        """Acts on deadlines that have passed; a client that takes no byte for ``write_s`` is gone."""
+        for client in list(self._open):
+            if client.deadline <= now:
+                client.expired()
+            elif client.writer.stalled:
+                client.writer.check_stall(now, write_s)
+
+    def close_idle(self) -> None:
+        """Closes those that are between two requests."""
+        for client in list(self._open):
+            if client.idle:
+                client.shut()
+
+    def abort(self) -> None:
+        for client in list(self._open):
+            client.writer.abort()

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from exaserve.config.settings import RetrySettings
+from exaserve.serving.config import RetrySettings
 
 __all__ = ["RetryBudget"]
 
