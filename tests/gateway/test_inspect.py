@@ -12,8 +12,10 @@ from hypothesis import strategies as st
 
 from exaserve.config.settings import RetrySettings
 from exaserve.domain.errors import ClientError, InvalidBody, UnsupportedEncoding
+from exaserve.domain.replica import ReplicaId
 from exaserve.domain.request import RequestFacts, Usage
 from exaserve.gateway.http.inspect import inspect
+from exaserve.gateway.http.kept import KeptResponses
 from exaserve.gateway.http.parse import Request
 from exaserve.gateway.http.routes import resolve
 from exaserve.gateway.http.usage import find_usage
@@ -282,3 +284,30 @@ def test_retry_budget() -> None:
     budget.count(500.0)
     budget.validate()
     assert [budget.take(500.0) for _ in range(3)] == [True, True, False]
+
+
+def test_a_stored_response_is_asked_for_where_it_is_kept() -> None:
+    kept = KeptResponses(responses_max=4)
+    one, two = ReplicaId("r1"), ReplicaId("r2")
+    assert kept.learn(b'{"id":"resp_a","object":"response"}', one, "tiny")
+    assert kept.learn(b'event: response.created\ndata: {"response":{"id": "resp_b"}}', two, "small")
+    assert not kept.learn(b'{"id":"chatcmpl-1"}', two, "small")
+
+    def asked(method: bytes, path: bytes, data: bytes = b"") -> RequestFacts:
+        request = Request()
+        request.body = data
+        return inspect(request, resolve(method, path), Learned(), kept)
+
+    for method, path in ((b"GET", b"/v1/responses/resp_a"), (b"POST", b"/v1/responses/resp_a/cancel")):
+        found = asked(method, path)
+        assert (found.kept_by, found.model) == (one, "tiny")
+    goes_on = b'{"model":"small","input":"x","previous_response_id":"resp_b"}'
+    assert asked(b"POST", b"/v1/responses", goes_on).kept_by == two
+    assert asked(b"POST", b"/v1/responses", goes_on.replace(b"resp_b", b"resp_c")).kept_by is None
+    assert asked(b"POST", b"/v1/responses", b'{"model":"m","previous_response_id":7}').kept_by is None
+    assert asked(b"GET", b"/v1/responses/resp_c").kept_by is None
+    for n in range(100):
+        kept.learn(b'{"id":"resp_%d"}' % n, one, "tiny")
+        assert kept.find("resp_a") is not None, "what is asked for stays"
+        assert len(kept) <= 8
+    assert kept.find("resp_b") is None

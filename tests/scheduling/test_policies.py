@@ -371,3 +371,18 @@ def test_a_sleeping_engine_gets_nothing_until_it_wakes(build: Build) -> None:
     assert scheduler.explain(facts(), 0.0).candidates[-1].out == "the engine sleeps"
     scheduler.report(report(0, 2, 0.2, running=0, waiting=0, asleep=None), 0.2)
     assert rid(0) in {scheduler.place(facts(), 0.2).replica_id for _ in range(4)}  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("policy", ALL)
+def test_what_one_replica_keeps_is_asked_for_there_under_every_policy(build: Build, policy: str) -> None:
+    scheduler = build(5, policy)
+
+    def placed(exclude: tuple[ReplicaId, ...] = ()) -> ReplicaId:
+        placement = scheduler.place(facts(session="s", kept_by=rid(3)), 0.0, exclude)
+        assert isinstance(placement, Placement)
+        return placement.replica_id
+
+    assert {placed() for _ in range(20)} == {rid(3)}
+    assert placed((rid(3),)) != rid(3), "it failed there"
+    scheduler.set_health(rid(3), False, "ejected")
+    assert placed() != rid(3), "another one says that it does not know of it"

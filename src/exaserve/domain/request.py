@@ -6,6 +6,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
+from exaserve.domain.replica import ReplicaId
+
 __all__ = ["Outcome", "RequestFacts", "Usage"]
 
 
@@ -26,6 +28,7 @@ class RequestFacts:
         prompt_bytes: bytes of prompt text, to learn bytes per token from the engine's ``usage``.
         priority: larger goes first in the admission queue; 0 is normal.
         tenant: whose request it is, for fairness in the admission queue ("" is the anonymous tenant).
+        kept_by: the replica that keeps what the request goes on with, so that no other can serve it; None for most.
         route: what kind of request it is, as its path says; "" where answers of its kind are not to be compared.
     """
 
@@ -40,6 +43,7 @@ class RequestFacts:
     priority: int = 0
     tenant: str = ""
     route: str = ""
+    kept_by: ReplicaId | None = None
 
     # By hand: one is made for every request, and what ``dataclass`` would write is not compiled with the rest.
     def __init__(
@@ -55,6 +59,7 @@ class RequestFacts:
         priority: int = 0,
         tenant: str = "",
         route: str = "",
+        kept_by: ReplicaId | None = None,
     ) -> None:
         self.model = model
         self.prompt_tokens = prompt_tokens
@@ -67,6 +72,7 @@ class RequestFacts:
         self.priority = priority
         self.tenant = tenant
         self.route = route
+        self.kept_by = kept_by
 
 
 class Outcome(Enum):

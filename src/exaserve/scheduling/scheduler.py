@@ -255,6 +255,11 @@ class Scheduler:
         policy: Policy, pool: ModelPool, facts: RequestFacts, now: float, exclude: Collection[ReplicaId]
     ) -> tuple[Pick | None, RequestFacts]:
         """The policy's choice, and the request as it was chosen for."""
+        kept_by = facts.kept_by
+        if kept_by is not None and kept_by not in exclude:
+            others = {each.id for each in pool.eligible if each.id != kept_by}
+            if len(others) < len(pool.eligible):
+                exclude = others  # where it is gone or out of service, another one says that it does not know of it
         if pool.rejections.shunned and (shunned := pool.rejections.avoid(facts.route, now)):
             avoid = {*exclude, *shunned}
             if any(each.id not in avoid for each in pool.eligible):

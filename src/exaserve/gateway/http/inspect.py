@@ -15,8 +15,10 @@ from typing import Protocol
 import msgspec
 
 from exaserve.domain.errors import ClientError, InvalidBody, UnsupportedEncoding
+from exaserve.domain.replica import ReplicaId
 from exaserve.domain.request import RequestFacts
 from exaserve.gateway.http.body import ABSENT, Body, decode
+from exaserve.gateway.http.kept import KeptResponses
 from exaserve.gateway.http.message_head import header
 from exaserve.gateway.http.parse import Request
 from exaserve.gateway.http.routes import Kind, Route
@@ -49,8 +51,8 @@ class Estimator(Protocol):
     def expected_output(self, model: str, max_tokens: int | None) -> int: ...
 
 
-def inspect(request: Request, route: Route, estimator: Estimator) -> RequestFacts:
-    """Facts of a request whose body names its model.
+def inspect(request: Request, route: Route, estimator: Estimator, kept: KeptResponses | None = None) -> RequestFacts:
+    """Facts of a request whose body names its model, or whose path or body names a response in ``kept``.
 
     Raises:
         InvalidBody: no usable model name in it; the message says what is wrong.
@@ -60,8 +62,9 @@ def inspect(request: Request, route: Route, estimator: Estimator) -> RequestFact
             "x-exaserve-deadline-ms must be a whole number of milliseconds.", param="x-exaserve-deadline-ms"
         )
     data = request.body
-    if route.kind is Kind.RESOURCE and not data:
-        return RequestFacts(model="", session=_header_session(request))
+    if route.kind is Kind.RESOURCE:
+        replica, model = (kept and kept.find(route.resource)) or (None, "")
+        return RequestFacts(model=model, session=_header_session(request), kept_by=replica)
     if data[:1] != b"{":
         kind = header(request.head, b"content-type")
         if kind[:19].lower() == b"multipart/form-data":
@@ -69,8 +72,6 @@ def inspect(request: Request, route: Route, estimator: Estimator) -> RequestFact
     body = _parse(request)
     model = body.model
     if type(model) is not str or not model or len(model) > _MODEL_CHARS_MAX:
-        if model is None and route.kind is Kind.RESOURCE:
-            return RequestFacts(model="", session=_header_session(request))
         model = _only_model(model, estimator)
     text, size, token_ids = _prompt_text(body)
     if token_ids:
@@ -96,9 +97,8 @@ def inspect(request: Request, route: Route, estimator: Estimator) -> RequestFact
         prompt_bytes,
         _priority(request.priority) if request.priority else 0,
         "",
-        route.name
-        if route.kind is Kind.JSON
-        else "",  # other paths hold ids, and what they name is kept by one replica
+        route.name,
+        _keeper(body, kept) if kept is not None and body.previous_response_id is not None else None,
     )
 
 
@@ -171,6 +171,11 @@ def _prompt_text(body: Body) -> tuple[bytes, int, int]:
     if len(text) > _MEDIA_BYTES_MIN and b"data" in text:
         text = _INLINE_MEDIA.sub(_MEDIA_STAND_IN, text)
     return text, len(text), 0
+
+
+def _keeper(body: Body, kept: KeptResponses) -> ReplicaId | None:
+    place = kept.find(body.previous_response_id)
+    return place[0] if place is not None else None
 
 
 def _first_int(*values: object) -> int | None:
