@@ -82,6 +82,10 @@ def test_a_calibrated_rate_is_only_left_within_its_span() -> None:
         for _ in range(400):
             model.observe(1000, took_s)
         assert model.a == pytest.approx(bound / 10_000.0)
+        alone = Speed(PrefillModel(10_000.0, 0.25, 10.0, 10.0), 0.25, 10.0)
+        for _ in range(400):
+            alone.observe(1000, took_s)
+        assert 0.1 <= alone.factor <= 10.0
 
 
 def test_what_was_slow_while_the_model_was_learned_is_not_thought_slow_for_ever() -> None:

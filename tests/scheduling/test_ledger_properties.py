@@ -51,6 +51,7 @@ class LedgerMachine(RuleBasedStateMachine):
         prefix=st.lists(st.integers(0, 3), max_size=4).map(tuple),
         session=st.sampled_from([None, "s1", "s2"]),
         exclude=st.sets(replicas, max_size=4),
+        route=st.sampled_from(["", "/v1/completions", "/v1/chat/completions"]),
     )
     def place(
         self,
@@ -61,8 +62,9 @@ class LedgerMachine(RuleBasedStateMachine):
         prefix: tuple[int, ...],
         session: str | None,
         exclude: set[ReplicaId],
+        route: str,
     ) -> None:
-        facts = RequestFacts(model, prompt, output, prompt + output, stream, session, prefix)
+        facts = RequestFacts(model, prompt, output, prompt + output, stream, session, prefix, route=route)
         result = self.scheduler.place(facts, self.now, exclude)
         if isinstance(result, Refusal):
             return
@@ -102,6 +104,17 @@ class LedgerMachine(RuleBasedStateMachine):
     @rule(replica=replicas, up=st.booleans(), ramp=st.floats(0.1, 1.0))
     def health(self, replica: ReplicaId, up: bool, ramp: float) -> None:
         self.scheduler.set_health(replica, up, "test", ramp)
+
+    @rule(replica=replicas, way=st.sampled_from(["drain", "returning", "undrain", "weight", "forgive"]))
+    def lever(self, replica: ReplicaId, way: str) -> None:
+        if way == "undrain":
+            self.scheduler.undrain(replica)
+        elif way == "weight":
+            self.scheduler.set_weight(replica, 0.5 * (len(self.live) % 3))
+        elif way == "forgive":
+            self.scheduler.forgive(replica, "a", "/v1/completions")
+        else:
+            self.scheduler.drain(replica, returning=way == "returning")
 
     @rule(replica=replicas)
     def restart(self, replica: ReplicaId) -> None:

@@ -45,9 +45,8 @@ class PrefillModel:
     """
 
     __slots__ = (
+        "_assumed",
         "_cubes",
-        "_least",
-        "_most",
         "_pair",
         "_prior_s",
         "_prior_tokens",
@@ -61,6 +60,7 @@ class PrefillModel:
         "a",
         "b",
         "fits",
+        "span",
     )
 
     def __init__(self, tokens_per_s: float, prior_s: float, window_s: float, span: float) -> None:
@@ -74,7 +74,8 @@ class PrefillModel:
         self._tokens = self._squares = self._cubes = self._seconds = self._weighted = 0.0
         self.a = 1.0 / tokens_per_s
         self.b = 0.0
-        self._least, self._most = self.a / span, self.a * span
+        self.span = span
+        self._assumed = self.a
         self._pair = 0.0
         self._unfitted = 0
 
@@ -114,7 +115,7 @@ class PrefillModel:
             # Neither part is negative; where the fit says so, the other one carries all that it can.
             self._pair = min(max(b / a, 0.0), _PAIR_MAX) if a > 0.0 else _PAIR_MAX
         a = (y + self._prior_s) / (t1 + self._pair * t2 + self._prior_tokens)
-        self.a = min(max(a, self._least), self._most)
+        self.a = min(max(a, self._assumed / self.span), self._assumed * self.span)
         self.b = self._pair * self.a
 
 
@@ -162,11 +163,11 @@ class Speed:
 
     @property
     def factor(self) -> float:
-        """1 is as fast as the peers, 2 takes twice as long; between 1/1000 and 1000."""
+        """1 is as fast as the peers, 2 takes twice as long; within the model's span."""
         model = self.model
         believed_s = model.a * self._tokens + model.b * self._squares
         ratio = (self._took_s + self._prior_s) / (believed_s + self._prior_s)
-        return min(max(ratio, 1e-3), 1e3)
+        return min(max(ratio, 1.0 / model.span), model.span)
 
 
 class ModelStats:
