@@ -23,7 +23,7 @@ from exaserve.agent.node import NodeAgent
 from exaserve.agent.plan import plan_node
 from exaserve.config import AgentSettings, Cluster, GatewaySettings, NodeEntry, Pool, split_address
 from exaserve.domain.errors import ConfigError
-from exaserve.domain.replica import ReplicaId
+from exaserve.domain.replica import ReplicaId, Report
 from exaserve.gateway.app import Gateway
 from exaserve.gateway.fleet import agents
 from exaserve.health import HealthConfig
@@ -226,6 +226,28 @@ async def test_an_agent_that_leaves_on_purpose_takes_what_only_it_knew() -> None
         await agent.stop(0.5)
         await until(lambda: not w.gateway.scheduler.states())
         assert any("event=agent_left" in line for line in w.lines)
+
+
+async def test_figures_that_an_agent_took_long_ago_are_no_restart_of_the_engine() -> None:
+    """An agent that was held up (SIGSTOP, a busy machine) tells what was true before; the gateway polled meanwhile."""
+    async with world(nodes=1, replicas=1) as w:
+        agent = w.agent(0)
+        await until(lambda: len(w.eligible()) == 1)
+        await until(lambda: w.state("node1/r0").seen.report is not None)
+        assert agent._timer is not None
+        agent._timer.cancel()
+        now = time.monotonic()
+        polled = Report(
+            ReplicaId("node1/r0"), 1, now, running=0, waiting=0, prompt_tokens_total=1e6, generation_tokens_total=1e6
+        )
+        w.gateway.fleet.report(polled, now)
+        late = msgspec.structs.replace(polled, seq=2, taken_at=now - 10.0, prompt_tokens_total=5e5)
+        w.gateway.fleet.report(late, now + 0.1)
+        await asyncio.sleep(0.05)
+        assert not [line for line in w.lines if "event=replica_restarted" in line]
+        fell = msgspec.structs.replace(polled, seq=3, taken_at=now + 0.2, prompt_tokens_total=5e5)
+        w.gateway.fleet.report(fell, now + 0.2)
+        await until(lambda: any("event=replica_restarted" in line for line in w.lines))
 
 
 async def test_a_gateway_that_stops_calls_no_agent_lost() -> None:

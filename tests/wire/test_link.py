@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -56,6 +57,13 @@ def test_who_comes_to_the_wrong_port_is_refused_and_told(one, other) -> None:
     first, second = WireLink(one, "x", b"a" * 16, TOKEN), WireLink(other, "y", b"b" * 16, TOKEN)
     with pytest.raises(WireError, match=f"the other side is a {one}; here speaks a {other}"):
         list(second.receive(first.to_send()))
+
+
+def test_another_version_is_named_also_where_its_hello_has_fewer_words() -> None:
+    _, gateway = pair()
+    old = msgspec.msgpack.encode([2, "agent", "node1", b"a" * 16, True])
+    with pytest.raises(WireError, match="the other side speaks version 2 of the protocol, this one 3"):
+        list(gateway.receive(len(old).to_bytes(4, "little") + bytes([FrameKind.HELLO]) + old))
 
 
 @given(cuts=st.lists(st.integers(1, 40), max_size=40))

@@ -94,7 +94,7 @@ class Hello(msgspec.Struct, frozen=True, array_like=True):
     name: str
     nonce: bytes
     secured: bool
-    instance: bytes
+    instance: bytes = b""
 
 
 class WireLink:
