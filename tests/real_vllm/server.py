@@ -25,7 +25,8 @@ MISMATCHED = ("torchvision", "torchaudio", "torchcodec")
 MEMORY_GIB_MIN = 9.0
 """Two replicas take 2.9 GiB each."""
 DISK_GIB_MIN = 6.0
-INSTALL_S = 200.0
+INSTALL_S = 280.0
+"""Measured: 140 s on two shared cores. With the start it must stay below the tests' own time-out."""
 
 
 class Unavailable(Exception):
