@@ -29,11 +29,6 @@ IMPURE_BUILTINS = frozenset({"breakpoint", "exec", "eval", "input", "open", "pri
 LONG_FILES: dict[str, str] = {}
 # "file::function" to the reason. Only shrinks.
 LONG_FUNCTIONS: dict[str, str] = {}
-# Files that still import each other in a circle. Only shrinks.
-CIRCLES = (
-    {"gateway/core.py", "gateway/http/client.py", "gateway/http/exchange.py"},
-    {"simulate/call.py", "simulate/gateway.py", "simulate/replica.py"},
-)
 
 SOURCES = sorted(SOURCE.rglob("*.py"))
 
@@ -183,10 +178,7 @@ def test_circles_are_found() -> None:
 
 
 def test_files_do_not_import_each_other_in_a_circle() -> None:
-    found = circles(imports())
-    assert [circle for circle in found if not any(circle <= known for known in CIRCLES)] == []
-    ended = [known for known in CIRCLES if not any(circle <= known for circle in found)]
-    assert ended == [], "an exemption is not needed any more: remove it"
+    assert circles(imports()) == []
 
 
 # Joined at run time so that this file does not find itself.
