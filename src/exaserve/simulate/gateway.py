@@ -127,6 +127,7 @@ class SimGateway:
                 session=f"s{session}" if session >= 0 else None,
                 prefix=prefix,
                 prompt_bytes=4 * prompt_tokens,
+                route="completions",
             )
             if session < 0:
                 self._facts[prompt_tokens, output_tokens] = facts
