@@ -17,7 +17,7 @@ from exaserve.domain.replica import ReplicaId
 from exaserve.gateway.app import Gateway
 from exaserve.health import HealthConfig
 from exaserve.observe import EventLog
-from exaserve.scheduling import ReplicaLedger
+from exaserve.scheduling import AdmissionConfig, ReplicaLedger, SchedulerConfig
 
 QUICK = HealthConfig(probe_interval_s=0.1, probe_timeout_s=10.0, probe_limit_s=10.0, probe_fast_s=0.05, open_s=0.05)
 """Asks often, and has patience with a machine that answers late."""
@@ -25,11 +25,19 @@ ONE_PROBE = HealthConfig(probe_interval_s=300.0, probe_fast_s=300.0, open_s=300.
 """What does not serve after its first probe will not within a test."""
 
 
-def cluster_of(*engines: FakeEngine, health: HealthConfig = QUICK, **settings: Any) -> Cluster:
+def cluster_of(
+    *engines: FakeEngine,
+    health: HealthConfig = QUICK,
+    scheduling: SchedulerConfig = SchedulerConfig(),  # noqa: B008  # frozen
+    admission: AdmissionConfig = AdmissionConfig(),  # noqa: B008
+    **settings: Any,
+) -> Cluster:
     """Replicas by URL alone, quick probes, free ports."""
     return Cluster(
         pools=(Pool(replicas=tuple(engine.url for engine in engines)),),
         health=health,
+        scheduling=scheduling,
+        admission=admission,
         telemetry=TelemetrySettings(interval_s=0.05, timeout_s=10.0),
         gateway=GatewaySettings(port=0, admin_port=0, drain_s=60.0, **settings),
     )
