@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from tests.gateway.dataplane import (
     COMPILED,
     EVENTS,
+    MODEL,
     STREAM,
     STREAM_HEAD,
     Bench,
@@ -948,4 +949,57 @@ def test_no_replica_bytes_break_the_relay(data: bytes, damage: list[tuple[int, b
         transport.lose(ConnectionResetError() if reset else None)
     got = client.take()
     assert got, "answered, cut off, or an error"
+    bench.settled()
+
+
+# ---- stored responses, records --------------------------------------------------------------------------------------
+def answer_from(bench: Bench, data: bytes) -> str:
+    replica: str = bench.busy().protocol.endpoint.replica
+    bench.answer(data)
+    return replica
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_stored_response_is_asked_of_the_replica_that_keeps_it(stream: bool) -> None:
+    bench = Bench(5, idle=2)
+    client = bench.client()
+    created = b'event: response.created\ndata: {"type":"response.created","response":{"id":"resp_1"}}\n\n'
+    done = b'event: response.completed\ndata: {"type":"response.completed","response":{"id":"resp_1"}}\n\n'
+    answers = {False: plain(b'{"id":"resp_1"}'), True: STREAM_HEAD + chunk(created) + chunk(done) + b"0\r\n\r\n"}
+    client.protocol.data_received(
+        post(json.dumps({"model": MODEL, "input": "x", "stream": stream}).encode(), "/v1/responses")
+    )
+    keeper = answer_from(bench, answers[stream])
+    goes_on = json.dumps({"model": MODEL, "input": "y", "previous_response_id": "resp_1"}).encode()
+    for request in (
+        get("/v1/responses/resp_1"),
+        post(goes_on, "/v1/responses"),
+        get("/v1/responses/resp_1?stream=true"),
+        post(b"", "/v1/responses/resp_1/cancel"),
+        get("/v1/responses/resp_1", method="DELETE"),
+    ):
+        client.protocol.data_received(request)
+        assert answer_from(bench, plain()) == keeper
+    others = set()
+    for _ in range(6):
+        client.protocol.data_received(get("/v1/responses/resp_unknown"))
+        others.add(answer_from(bench, plain(b"{}", "404 Not Found")))
+    assert len(others) > 1
+    bench.settled()
+
+
+def test_a_request_is_one_record_where_that_is_wanted() -> None:
+    bench = Bench(2)
+    lines: list[str] = []
+    bench.core.access = lines.append
+    client = ask(bench, post(body(stream=True), "/v1/chat/completions", "x-request-id: mine"))
+    bench.answer(plain(b"{}", "503 Service Unavailable"))
+    bench.answer(STREAM)
+    client.protocol.data_received(get("/v1/models"))
+    (line,) = lines
+    record = json.loads(line)
+    assert record["request_id"] == "mine"
+    assert (record["route"], record["model"], record["replica"]) == ("/v1/chat/completions", MODEL, "r1")
+    assert (record["status"], record["outcome"], record["attempts"]) == (200, "completed", 2)
+    assert (record["prompt_tokens"], record["completion_tokens"]) == (7, 2)
     bench.settled()

@@ -36,13 +36,13 @@ def test_a_request_is_counted_once_everywhere():
     metrics.streams(1)
     assert (metrics.in_flight, metrics.streams_open) == (1, 1)
     metrics.streams(-1)
-    metrics.finished("m", "r1", 200, True, Outcome.COMPLETED, 0.85, 3.0, Usage(10, 20, 4))
+    metrics.finished("m", "r1", 200, True, Outcome.COMPLETED, 0.85, 3.0, Usage(10, 20, 4), "/v1/completions")
     samples = read(metrics)
     key = (("model", "m"), ("outcome", "completed"), ("replica", "r1"), ("status", "200"), ("stream", "true"))
     assert samples["exaserve_requests_total", key] == 1
     assert samples["exaserve_ttft_seconds_bucket", (("le", "0.85"), ("model", "m"))] == 1
     assert samples["exaserve_ttft_seconds_bucket", (("le", "0.5"), ("model", "m"))] == 0
-    assert samples["exaserve_request_duration_seconds_sum", (("model", "m"),)] == 3.0
+    assert samples["exaserve_request_duration_seconds_sum", (("model", "m"), ("route", "/v1/completions"))] == 3.0
     assert samples["exaserve_prompt_tokens_total", (("model", "m"),)] == 10
     assert samples["exaserve_completion_tokens_total", (("model", "m"),)] == 20
     assert samples["exaserve_requests_in_flight", ()] == 0

@@ -87,6 +87,8 @@ class GatewaySettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     retry: RetrySettings = RetrySettings()
     cors_origins: tuple[str, ...] = ("*",)
     """Web pages that may read answers; ``*`` is all of them, an empty list none."""
+    access_log: bool = False
+    """Whether each request that went to a replica is told in the log, one JSON object a line, when it ends."""
     drain_s: float = 30.0
     """How long a graceful stop waits for requests in flight, seconds."""
     name: str = ""

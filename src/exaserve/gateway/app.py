@@ -84,6 +84,8 @@ class Gateway:
         self.fleet = Fleet(self.scheduler, cluster.health, self._changes_wait)
         self.metrics = GatewayMetrics()
         self.core = Core(settings, self.fleet, self.admission, self.metrics, clock)
+        if settings.access_log:
+            self.core.access = log.line
         self.data_plane = DataPlane(self.core)
         self.telemetry = Telemetry(
             cluster.telemetry,

@@ -14,6 +14,7 @@ from httptools import HttpRequestParser
 from exaserve.config.settings import GatewaySettings
 from exaserve.domain.request import RequestFacts
 from exaserve.gateway.http.inspect import inspect
+from exaserve.gateway.http.kept import KeptResponses
 from exaserve.gateway.http.local_answers import Cors, answer, error_answer, json_answer, models_body, preflight
 from exaserve.gateway.http.message_head import Heads
 from exaserve.gateway.http.parse import Receiving, Request
@@ -34,6 +35,8 @@ class Core:
         stopping: set for a graceful stop: not ready any more, answers close their connections, nothing new is queued.
         dispatcher: requests under way, and what decides about them.
         pool: connections to replicas.
+        kept: where stored responses are.
+        access: takes a line for each request that has ended, where the operator wants that.
         marked_streams: model and path of which streams are known to end with a mark, so that one without it was cut.
     """
 
@@ -66,6 +69,8 @@ class Core:
         self.heads: Heads[Request] = Heads(HttpRequestParser)
         self.receiving = Receiving(settings.limits.receiving_bytes_max)
         self.marked_streams: set[tuple[str, str]] = set()
+        self.kept = KeptResponses()
+        self.access: Callable[[str], None] | None = None
         self.stopping = False
         self._ids = itertools.count()
         self._id_prefix = secrets.token_hex(6).encode()
@@ -85,7 +90,7 @@ class Core:
         """Facts of a request for something that a replica keeps, None of one that the gateway answers itself."""
         if route.kind is not Kind.RESOURCE:
             return None
-        facts = inspect(request, route, self.scheduler)
+        facts = inspect(request, route, self.scheduler, self.kept)
         if not facts.model:
             # What the path names is kept by some replica; with one model there is no doubt which pool.
             names = self.scheduler.ready_models() or self.scheduler.models()
@@ -114,7 +119,7 @@ class Core:
             value = {"ready": bool(ready), "stopping": self.stopping, "models": list(ready)}
         elif kind is Kind.MODELS:
             models = self.scheduler.models()
-            value = models_body(models)
+            value = models_body(models, self.fleet.cards())
             if route.resource:
                 name = unquote(route.resource)
                 if name not in models:
@@ -124,7 +129,7 @@ class Core:
                     return error_answer(
                         request, error, route.dialect, keep_alive=keep_alive, cors=self.cors, extra=extra
                     )
-                value = models_body((name,))["data"][0]
+                value = models_body((name,), self.fleet.cards())["data"][0]
         return json_answer(request, status, value, keep_alive=keep_alive, cors=self.cors)
 
     def validate(self) -> None:

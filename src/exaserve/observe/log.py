@@ -79,6 +79,10 @@ class EventLog:
             window[2] = 0
         self._write(format_event(now, level, event, fields))
 
+    def line(self, text: str) -> None:
+        """One line as it is, of any number in a second: for records that the operator has asked for."""
+        self._write(text)
+
     def debug(self, event: str, **fields: Any) -> None:
         self.event("debug", event, **fields)
 

@@ -35,11 +35,12 @@ QUEUE_BUCKETS_S = (0.001, 0.005, 0.02, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0
 class _ModelCell:
     """What is kept per model."""
 
-    __slots__ = ("cached_tokens", "completion_tokens", "duration", "prompt_tokens", "ttft")
+    __slots__ = ("cached_tokens", "completion_tokens", "durations", "prompt_tokens", "ttft")
 
     def __init__(self) -> None:
         self.ttft = Histogram(TTFT_BUCKETS_S)
-        self.duration = Histogram(DURATION_BUCKETS_S)
+        self.durations: dict[str, Histogram] = {}
+        """By route: tokenizing takes milliseconds, generating minutes."""
         self.prompt_tokens = 0
         self.completion_tokens = 0
         self.cached_tokens = 0
@@ -105,6 +106,7 @@ class GatewayMetrics:
         ttft_s: float | None,
         duration_s: float,
         usage: Usage | None,
+        route: str = "",
     ) -> None:
         """The end of what :meth:`started` began.
 
@@ -114,6 +116,7 @@ class GatewayMetrics:
             status: HTTP status the client saw, 0 where it saw none.
             ttft_s: request read to first response byte, seconds; None where there was none.
             duration_s: request read to end of the answer, seconds.
+            route: its path as the gateway lists it: one of a few.
         """
         self._finished += 1
         try:
@@ -130,7 +133,10 @@ class GatewayMetrics:
             histogram.total += ttft_s
             cell.ttft_sum += ttft_s
             cell.ttft_count += 1
-        histogram = per_model.duration
+        durations = per_model.durations
+        histogram = (
+            durations[route] if route in durations else durations.setdefault(route, Histogram(DURATION_BUCKETS_S))
+        )
         histogram.counts[bisect_left(DURATION_BUCKETS_S, duration_s)] += 1
         histogram.total += duration_s
         if usage is not None:
@@ -255,7 +261,8 @@ class GatewayMetrics:
         cached = Family("exaserve_cached_tokens_total", "counter", "Prompt tokens that engines took from a cache.")
         for model, per_model in self._models.items():
             per_model.ttft.render(ttft, model=model)
-            per_model.duration.render(duration, model=model)
+            for route, histogram in per_model.durations.items():
+                histogram.render(duration, model=model, route=route)
             head = labels(model=model)
             prompt.add(per_model.prompt_tokens, head)
             output.add(per_model.completion_tokens, head)

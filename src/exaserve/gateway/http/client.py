@@ -144,7 +144,8 @@ class ClientConnection:
                 return
             route = resolve(request.method, request.target)
             dialect = route.dialect
-            facts = inspect(request, route, core.scheduler) if route.kind is Kind.JSON else core.facts(request, route)
+            json = route.kind is Kind.JSON
+            facts = inspect(request, route, core.scheduler, core.kept) if json else core.facts(request, route)
         except ClientError as error:
             self._refuse(request, error, dialect)
             return

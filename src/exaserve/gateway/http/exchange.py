@@ -6,6 +6,7 @@ Here are bytes and connections; whether and where a request goes, and what becom
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable
 from hashlib import blake2b
@@ -31,6 +32,7 @@ __all__ = ["Exchange"]
 _JOIN_BYTES_MAX = 131_072
 """Bodies up to this size are joined with their head into one write; larger ones are not copied."""
 _BODYLESS = frozenset({204, 304})
+_KEEPING = "/v1/responses"
 _ERROR_MARK = re.compile(rb'"error"(?!\s*:\s*null)')
 """An error event is an end as well."""
 _MARKED_MAX = 4096
@@ -46,6 +48,7 @@ class Exchange(Journey):
     upstream: UpstreamConnection | None = None
     _connecting: Endpoint | None = None
     _stream_open = False
+    _kept = False
 
     def __init__(
         self,
@@ -192,11 +195,19 @@ class Exchange(Journey):
         if request.origin:
             framing += core.cors.lines(request.origin)
         head = b"%b%b%b%b\r\n" % (upstream.head, upstream.endpoint.replica_line, self.request_id, framing)
+        write = self._write_and_keep if self.route.name == _KEEPING and status < 300 else self.client.write
         if upstream.complete and upstream.length == len(rest) and not bodyless:
-            self.client.write(head + rest)  # the usual plain answer: all of it has come
+            write(head + rest)  # the usual plain answer: all of it has come
             self.ended_whole(rest, now)
             return
-        upstream.pass_on(head, rest, self.client.write, http11=request.http11, bodyless=bodyless)
+        upstream.pass_on(head, rest, write, http11=request.http11, bodyless=bodyless)
+
+    def _write_and_keep(self, data: bytes) -> None:
+        """To the client, noting which stored response this is the beginning of: what goes on with it must go here."""
+        placement = self.placement
+        if not self._kept and placement is not None:
+            self._kept = self._core.kept.learn(data, placement.replica_id, self.facts.model)
+        self.client.write(data)
 
     def first_byte_sent(self) -> None:
         upstream = self.upstream
@@ -307,12 +318,36 @@ class Exchange(Journey):
             core.metrics.streams(-1)
         # A name that nobody serves is no label.
         model = "unknown" if self.status == 404 and not self.replica else self.facts.model
+        took_s = now - self.started_at
+        route = self.route.name
         core.metrics.finished(
-            model, self.replica, self.status, self.facts.stream, outcome, self.ttft_s, now - self.started_at, self.usage
+            model, self.replica, self.status, self.facts.stream, outcome, self.ttft_s, took_s, self.usage, route
         )
+        if core.access is not None:
+            core.access(self._record(outcome, took_s))
         if core.dispatcher.waiting():
             core.dispatcher.wake(now)
         self._on_done(now)
+
+    def _record(self, outcome: Outcome, took_s: float) -> str:
+        """The request in one line, to trace it by its id."""
+        usage = self.usage
+        record = {
+            "event": "request",
+            "request_id": self.request_id.decode("latin-1"),
+            "route": self.route.name,
+            "model": self.facts.model,
+            "replica": self.replica,
+            "status": self.status,
+            "outcome": outcome.value,
+            "stream": self.facts.stream,
+            "attempts": self.attempts,
+            "ttft_s": None if self.ttft_s is None else round(self.ttft_s, 6),
+            "duration_s": round(took_s, 6),
+            "prompt_tokens": None if usage is None else usage.prompt_tokens,
+            "completion_tokens": None if usage is None else usage.completion_tokens,
+        }
+        return json.dumps(record, separators=(",", ":"))
 
 
 def _deadline_s(value: bytes) -> float:
