@@ -26,6 +26,8 @@ from exaserve.agent.processes import Child, stop_all
 from exaserve.config import Cluster, read_secret, state_folder, to_yaml
 from exaserve.domain.errors import ConfigError, ExaServeError
 from exaserve.domain.replica import ReplicaSpec
+from exaserve.engines.fetch import Fetched
+from exaserve.engines.probe import ask_completion, ask_models, reason_of
 from exaserve.local.addresses import check_addresses, shown_url
 from exaserve.local.commands import EXASERVE, emulator_commands, needs_agents
 
@@ -240,7 +242,7 @@ class LocalCluster:
         async def until_answers(spec: ReplicaSpec, client: httpx.AsyncClient) -> None:
             nonlocal answered
             await self._until(
-                lambda: _completes(client, spec.url, spec.models),
+                lambda: _completes(client, spec.url, spec.models, spec.engine, alive_is_enough=True),
                 f"replica {spec.id} ({spec.url})",
                 limit_s,
                 at_once,
@@ -314,19 +316,32 @@ def _last_words(child: Child) -> str:
     return f"{child.name} {child.describe_end()}" + (f"; its last lines:\n  {words}" if words else "")
 
 
-async def _completes(client: httpx.AsyncClient, url: str, models: Sequence[str]) -> str:
-    """Empty if every model (or the server's first one) answers one token at ``url``, else what went wrong."""
-    try:
-        if not models:
-            listed = (await client.get(f"{url}/v1/models")).json()
-            models = [listed["data"][0]["id"]]
-        for model in models:
-            body = {"model": model, "prompt": "Hello", "max_tokens": 1}
-            response = await client.post(f"{url}/v1/completions", json=body)
-            if response.status_code != httpx.codes.OK:
-                return f"status {response.status_code}: {response.text[:200]}"
-    except (httpx.HTTPError, ValueError, LookupError, TypeError) as error:
-        return f"{type(error).__name__}: {error}"
+async def _completes(
+    client: httpx.AsyncClient, url: str, models: Sequence[str], engine: str = "", *, alive_is_enough: bool = False
+) -> str:
+    """Empty if every model (or the first one listed) answers the smallest request at ``url``, else what went wrong."""
+
+    async def ask(method: str, path: str, body: bytes) -> Fetched:
+        began = time.monotonic()
+        status, answered, error = None, b"", ""
+        try:
+            response = await client.request(
+                method, url + path, content=body, headers={"Content-Type": "application/json"} if body else None
+            )
+            status, answered = response.status_code, response.content
+        except (httpx.HTTPError, ValueError) as failed:
+            error = f"{type(failed).__name__}: {failed}"
+        return Fetched(status, answered, error, began, time.monotonic() - began)
+
+    if not models:
+        listing, cards = await ask_models(ask)
+        if not cards:
+            return listing.error or f"/v1/models answers {listing.status} and lists no model"
+        models = (cards[0].id,)
+    for model in models:
+        result, worked = await ask_completion(ask, model, engine, alive_is_enough=alive_is_enough)
+        if worked is None:
+            return result.error or f"status {result.status}: {reason_of(result.status, result.body)}"
     return ""
 
 
