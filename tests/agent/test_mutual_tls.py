@@ -219,8 +219,10 @@ def test_files_that_are_no_certificates_are_named(authority: Certificates, tmp_p
 async def test_beyond_loopback_mutual_tls_alone_is_enough(authority: Certificates) -> None:
     async with inside(authority, None) as world:
         settings = world.gateway.cluster.agents
+        gateway = world.gateway
+        parts = (gateway.members, gateway.fleet, gateway.telemetry, gateway.log, gateway.data_plane.wake, gateway.clock)
         everywhere = msgspec.structs.replace(settings, host="0.0.0.0")
-        assert agents_of(everywhere, world.gateway, None).token is None
+        assert agents_of(everywhere, "g", None, *parts).token is None
         open_to_all = AgentSettings(enabled=True, host="0.0.0.0", port=0)
         with pytest.raises(ConfigError, match="mutual TLS"):
-            agents_of(open_to_all, world.gateway, None)
+            agents_of(open_to_all, "g", None, *parts)

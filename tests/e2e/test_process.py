@@ -189,7 +189,7 @@ def test_a_port_in_use(engines):
         port = str(taken.getsockname()[1])
         done = run("gateway", "--replica", engines.urls[0], "--port", port)
         assert done.returncode == 2
-        assert f"127.0.0.1:{port}: the port is in use" in done.stderr
+        assert f"127.0.0.1:{port} for clients (gateway.port): the port is in use" in done.stderr
         assert "Traceback" not in done.stderr
 
 

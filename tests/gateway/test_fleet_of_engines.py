@@ -31,7 +31,11 @@ async def test_a_restarted_engine_with_another_model_gets_no_request_for_the_old
             answered = await client.post("/v1/completions", json={"model": "m", "prompt": "x", "max_tokens": 1})
             assert answered.headers["x-exaserve-replica"] == f"127.0.0.1:{stays.port}"
         assert restarts.asked["/v1/completions"] == asked
-        assert gateway.fleet.cards()["other"].root == "/models/other"
+        listed = {each["id"]: each for each in (await client.get("/v1/models")).json()["data"]}
+        assert (listed["other"]["max_model_len"], listed["other"]["root"]) == (8192, "/models/other")
+        assert listed["m"]["max_model_len"] == 4096
+        assert "parent" not in listed["m"], "what the engine does not say is left out"
+        assert (await client.get("/v1/models/other")).json() == listed["other"]
         assert any("replica_restarted" in line and "counters fell" in line for line in gateway.lines)
         gateway.fleet.validate()
 

@@ -7,6 +7,7 @@ import dataclasses
 import errno
 import resource
 import signal
+import socket
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -16,13 +17,13 @@ import msgspec
 
 from exaserve.config import ClientLimits, Cluster, GatewaySettings, join_address, read_environment
 from exaserve.domain.errors import ConfigError
-from exaserve.domain.replica import ReplicaId, ReplicaSpec
 from exaserve.gateway.admin.api import AdminServer
 from exaserve.gateway.core import Core
 from exaserve.gateway.data_plane import DataPlane, tune_gc
 from exaserve.gateway.fleet.agent_port import agents_of
 from exaserve.gateway.fleet.agents import AgentServer
 from exaserve.gateway.fleet.gauges import ReplicaGauges
+from exaserve.gateway.fleet.members import Members
 from exaserve.gateway.fleet.probes import Probes
 from exaserve.gateway.fleet.registries import Registries, sources_of, watch_file
 from exaserve.gateway.fleet.telemetry import Telemetry
@@ -96,32 +97,48 @@ class Gateway:
             engine_api_key,
             cluster.agents.interval_s if cluster.agents.enabled else 0.0,
         )
+        self.members = Members(self.fleet, self.telemetry, self.core.pool, clock)
         self.probes = Probes(self.fleet, log, self.data_plane.wake, clock, engine_api_key)
         self.peering: Peering | None = None
         if outbox is not None:
             self.peering = Peering(settings, peer_token, self.scheduler, outbox, log, clock, rng, self.data_plane.wake)
-            peers = self.peering
-            self.metrics.add_source(lambda _: peers.families())
         self.registries: Registries | None = None
         if cluster.discovery:
             sources = sources_of(cluster.discovery, read_environment(), log)
             hold_s = cluster.discovery.shrink_hold_s
-            self.registries = Registries(sources, self, self.scheduler, log, self.data_plane.wake, hold_s)
-            registries = self.registries
-            self.metrics.add_source(lambda _: registries.families())
+            self.registries = Registries(sources, self.members, self.scheduler, log, self.data_plane.wake, hold_s)
         self.agents: AgentServer | None = None
         if cluster.agents.enabled:
-            self.agents = agents_of(cluster.agents, self, agent_token)
-            self.metrics.add_source(self.agents.families)
+            self.agents = agents_of(
+                cluster.agents,
+                settings.name or f"{socket.gethostname()}:{settings.port}",
+                agent_token,
+                self.members,
+                self.fleet,
+                self.telemetry,
+                log,
+                self.data_plane.wake,
+                clock,
+            )
         self.admin = AdminServer(self, settings.admin_host, settings.admin_port, admin_token)
-        self.metrics.add_source(self.telemetry.families)
-        self.metrics.add_source(ReplicaGauges(self.fleet, clock).families)
-        self.metrics.nodes = self._nodes
         self._server: asyncio.Server | None = None
         self._stopping: asyncio.Task[None] | None = None
         self._ready_told = False
         self.url = ""
         self.admin_url = ""
+        self._add_metric_sources()
+
+    def _add_metric_sources(self) -> None:
+        peering, registries = self.peering, self.registries
+        if peering is not None:
+            self.metrics.add_source(lambda _: peering.families())
+        if registries is not None:
+            self.metrics.add_source(lambda _: registries.families())
+        if self.agents is not None:
+            self.metrics.add_source(self.agents.families)
+        self.metrics.add_source(self.telemetry.families)
+        self.metrics.add_source(ReplicaGauges(self.fleet, self.clock).families)
+        self.metrics.nodes = self._nodes
 
     # ---- life ---------------------------------------------------------------------------------------------------
     async def start(self) -> None:
@@ -155,7 +172,7 @@ class Gateway:
             raise
         self.data_plane.start()
         for spec in self.cluster.replicas():
-            self._add(spec)
+            self.members.joined(spec)
         if self.agents is not None:
             try:
                 await self.agents.start()
@@ -211,29 +228,7 @@ class Gateway:
             await self.admin.stop()
             self.log.info("stopped", requests=self.metrics.finished_total, cut=cut, took_s=self.clock() - began)
 
-    # ---- membership, as agents see it -----------------------------------------------------------------------------
-    def joined(self, spec: ReplicaSpec) -> None:
-        """A replica that only an agent knows of."""
-        self._add(spec)
-
-    def changed(self, old: ReplicaSpec, new: ReplicaSpec) -> None:
-        """Its agent describes it anew."""
-        self._change(old, new)
-
-    def left(self, replica: ReplicaId) -> None:
-        """Its agent does not run it any more."""
-        self._remove(replica)
-
-    # ---- membership ---------------------------------------------------------------------------------------------
-    def _add(self, spec: ReplicaSpec) -> None:
-        self.fleet.add(spec, self.clock())
-        self.telemetry.add(spec)
-
-    def _remove(self, replica: ReplicaId) -> None:
-        self.fleet.remove(replica)
-        self.telemetry.remove(replica)
-        self.core.pool.forget(replica)
-
+    # ---- reload -------------------------------------------------------------------------------------------------
     def reload(self, cluster: Cluster) -> list[str]:
         """Takes a new cluster file: replicas come, go and change, the policy switches. Requests in flight go on.
 
@@ -247,18 +242,18 @@ class Gateway:
         """Carries out a reload; costs by what differs. Nothing else is touched, asked or probed again."""
         cluster = difference.cluster
         for replica in difference.removed:
-            self._remove(replica)
+            self.members.left(replica)
         touched = {spec.id for _, spec in difference.changed}
         for old, spec in difference.changed:
-            self._change(old, spec)
+            self.members.changed(old, spec)
         for spec in difference.added:
             if self.agents is not None and self.agents.adopt(spec.id):
                 touched.add(spec.id)
-                self._change(self.scheduler.states()[spec.id].spec, spec)
+                self.members.changed(self.scheduler.states()[spec.id].spec, spec)
                 continue
             if self.registries is not None:
                 self.registries.give_up(spec.id, "the cluster file")
-            self._add(spec)
+            self.members.joined(spec)
         if cluster.scheduling.policy != self.cluster.scheduling.policy:
             self.scheduler.set_policy(cluster.scheduling.policy)
         for line in difference.lines:
@@ -278,14 +273,6 @@ class Gateway:
             self.agents.retell(touched)
         self.log.info("reloaded", changes=len(difference.lines), replicas=len(self.scheduler.states()))
         self.data_plane.wake()
-
-    def _change(self, old: ReplicaSpec, spec: ReplicaSpec) -> None:
-        """Another address or engine is another replica under the old name; all else is only a new description."""
-        if (old.url, old.engine) != (spec.url, spec.engine):
-            self._remove(old.id)
-            self._add(spec)
-            return
-        self.fleet.update(spec)
 
     def _nodes(self) -> dict[str, str] | None:
         """Each replica's node, where there are too many of them for a series each."""

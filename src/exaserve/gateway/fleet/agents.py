@@ -12,13 +12,13 @@ import secrets
 import socket
 import ssl
 from collections.abc import Callable, Collection, Iterable, Mapping
-from typing import Protocol
 
 from exaserve.config import join_address
 from exaserve.config.settings import AgentSettings
 from exaserve.domain.replica import ReplicaId, ReplicaSpec
 from exaserve.gateway.fleet import machine_figures as figures
 from exaserve.gateway.fleet.agent_connection import HANDSHAKE_S, NodeConnection, NodeUnknown, TlsDoor
+from exaserve.gateway.fleet.members import Members
 from exaserve.gateway.fleet.roster import Row, merged
 from exaserve.gateway.fleet.telemetry import Telemetry
 from exaserve.observe import EventLog, Family, labels
@@ -34,7 +34,7 @@ from exaserve.wire import (
 )
 from exaserve.wire.messages import VerbName
 
-__all__ = ["AgentServer", "Members", "NodeUnknown"]
+__all__ = ["AgentServer", "NodeUnknown"]
 
 _TICK_S = 0.1
 _HEARD_S = 0.5
@@ -46,16 +46,6 @@ _REFUSAL_EVERY_S, _REFUSALS_MAX = 60.0, 1024
 
 _LEVELS = {"backoff": "warning", "failed": "error"}
 """Of what an agent tells of its engines only what went wrong is in a gateway's log; the rest is in the agent's."""
-
-
-class Members(Protocol):
-    """Who adds and removes replicas (the gateway)."""
-
-    def joined(self, spec: ReplicaSpec) -> None: ...
-
-    def changed(self, old: ReplicaSpec, new: ReplicaSpec) -> None: ...
-
-    def left(self, replica: ReplicaId) -> None: ...
 
 
 class AgentServer:

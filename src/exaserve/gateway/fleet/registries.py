@@ -22,7 +22,7 @@ from exaserve.discovery.http import Tls
 from exaserve.discovery.kubeconfig import ApiAccess, in_cluster, read_kubeconfig
 from exaserve.discovery.kubernetes import KubernetesDiscovery
 from exaserve.domain.replica import ReplicaId, ReplicaSpec
-from exaserve.gateway.fleet.agents import Members
+from exaserve.gateway.fleet.members import Members
 from exaserve.observe import EventLog, Family, labels
 from exaserve.scheduling import Scheduler
 
@@ -100,7 +100,7 @@ class Registries:
     """Follows sources from :meth:`start` to :meth:`stop`.
 
     Args:
-        members: who adds and removes replicas (the gateway).
+        members: where replicas come and go.
         on_change: called after a batch has taken effect.
         shrink_hold_s: how long an answer that takes much away is doubted, as :class:`exaserve.discovery.Belief` says.
     """

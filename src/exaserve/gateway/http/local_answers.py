@@ -156,12 +156,12 @@ def preflight(request: Request, cors: Cors, *, keep_alive: bool) -> bytes:
     return answer(request, 204, b"", extra=extra, keep_alive=keep_alive, cors=cors)
 
 
-def models_body(models: Sequence[str], cards: Mapping[str, ModelCard] | None = None) -> dict[str, Any]:
+def models_body(models: Sequence[str], cards: Mapping[str, ModelCard]) -> dict[str, Any]:
     """OpenAI's list form, with what engines say of their models beside: ``max_model_len``, ``root``, ``parent``."""
     data = []
     for name in models:
         shown: dict[str, Any] = {"id": name, "object": "model", "created": 0, "owned_by": "exaserve"}
-        card = None if cards is None else cards.get(name)
+        card = cards.get(name)
         if card is not None:
             known = {"max_model_len": card.max_model_len, "root": card.root, "parent": card.parent}
             shown |= {key: value for key, value in known.items() if value is not None}
