@@ -6,6 +6,9 @@ import pytest
 from tests.gateway.fake_engine import FakeEngine
 from tests.gateway.running import client_of, running, until
 
+pytestmark = pytest.mark.may_block
+"""The process's own figures are read from files where metrics are shown."""
+
 CHAT = {"model": "m", "messages": [{"role": "user", "content": "x"}]}
 
 
@@ -26,6 +29,8 @@ async def test_one_without_a_chat_template_gets_no_more_chats(policy: str) -> No
         statuses = [(await client.post("/v1/chat/completions", json=CHAT)).status_code for _ in range(60)]
         assert 3 <= statuses.count(400) <= 10
         assert 400 not in statuses[30:]
+        shown = gateway.metrics.render().decode()
+        assert 'exaserve_replicas_shunned{model="m",route="/v1/chat/completions"} 1' in shown
         before = bad.asked["/v1/completions"]
         for _ in range(30):
             answer = await client.post("/v1/completions", json={"model": "m", "prompt": "x"})

@@ -79,6 +79,9 @@ class ReplicaGauges:
         )
         for signal, blinds in fleet.scheduler.signal_missing().items():
             blind.add(blinds, labels(signal=signal))
+        shunned = Family("exaserve_replicas_shunned", "gauge", "Replicas that reject what their peers accept.")
+        for (model, route), replicas in fleet.scheduler.shunned().items():
+            shunned.add(len(replicas), labels(model=model, route=route))
         yield known
         yield ready
         yield state_of
@@ -87,6 +90,7 @@ class ReplicaGauges:
         yield entropy
         yield ejections
         yield blind
+        yield shunned
 
     def _text(self, label: str, value: str) -> _Labels:
         text = self._labels.get(value)
