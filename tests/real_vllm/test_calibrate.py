@@ -31,6 +31,7 @@ def test_a_real_engine_is_measured_and_the_profile_says_what_it_does_not_know(re
     path = tmp_path / "tiny.yaml"
     code, output = exaserve("calibrate", real_vllm, "--api-key", KEY, "-o", str(path), "--no-probes", *RUNS)
     assert code in (0, 1), output
+    assert path.exists(), output
     found = load_profile(path)
     assert found.engine == "vllm"
     assert found.limits["max_model_len"] == 2048
