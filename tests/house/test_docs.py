@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.programs import program
+from tests.programs import PACKAGES, program
 
 from exaserve.config import parse_cluster
 
@@ -51,6 +51,14 @@ def test_files_that_recipes_name_exist() -> None:
     places = {file for file in named if "NAME" not in file and "AREA" not in file}
     assert len(places) > 15
     assert [file for file in places if not (ROOT / file).exists()] == []
+
+
+def test_set_up_installs_what_tests_run() -> None:
+    setup = (ROOT / "scripts" / "setup").read_text("utf-8")
+    listed = re.search(r"for tool in (.*); do\n\s+command -v", setup)
+    assert listed is not None
+    packages = {word.rpartition(":")[2] for word in listed[1].split()}
+    assert set(PACKAGES.values()) - packages == set()
 
 
 def test_metrics_that_pages_name_exist() -> None:
