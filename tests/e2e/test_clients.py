@@ -71,8 +71,11 @@ def test_completions(client):
 
 def test_tools_pass_through(client):
     tool = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {}}}}
-    answer = client.chat.completions.create(model=MODEL, messages=ASK, max_tokens=5, tools=[tool])
-    assert answer.choices[0].message is not None
+    plain, with_tools = (
+        client.chat.completions.create(model=MODEL, messages=ASK, max_tokens=5, **more)
+        for more in ({}, {"tools": [tool]})
+    )
+    assert with_tools.usage.prompt_tokens > plain.usage.prompt_tokens, "the engine has read them"
 
 
 def test_response_headers_name_the_replica_and_keep_the_request_id(client):

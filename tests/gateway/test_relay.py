@@ -688,6 +688,28 @@ def test_slow_senders_and_idle_clients() -> None:
     bench.settled()
 
 
+def test_a_body_that_trickles_is_given_up_and_a_slow_one_is_not() -> None:
+    bench = Bench(1)
+    trickle, slow = bench.client(), bench.client()
+    data = body(pad="x" * 150_000)
+    head = post(data)[: -len(data)]
+    trickle.protocol.data_received(head)
+    slow.protocol.data_received(head)
+    for second in range(0, 70, 2):
+        if not trickle.closed:
+            trickle.protocol.data_received(data[second : second + 1])
+        slow.protocol.data_received(data[second * 1100 : (second + 2) * 1100])
+        later(bench, 2)
+    (answer,) = read_answers(trickle.take())
+    assert answer.status == 408
+    assert slow.take() == b""
+    bench.open(0)
+    slow.protocol.data_received(data[70 * 1100 :])
+    bench.answer(plain())
+    assert read_answers(slow.take())[0].status == 200
+    bench.settled()
+
+
 def test_errors_that_close_let_the_client_read_them() -> None:
     bench = Bench(1, limits={"body_bytes_max": 1000})
     client = ask(bench, b"POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Length: 100000000\r\n\r\n")

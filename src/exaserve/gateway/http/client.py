@@ -13,7 +13,7 @@ from exaserve.gateway.http.client_writer import ClientWriter
 from exaserve.gateway.http.exchange import Exchange
 from exaserve.gateway.http.inspect import inspect
 from exaserve.gateway.http.local_answers import CONTINUE, error_answer
-from exaserve.gateway.http.parse import HEAD, IDLE, Request, RequestReader
+from exaserve.gateway.http.parse import BODY, HEAD, IDLE, Request, RequestReader
 from exaserve.gateway.http.routes import Dialect, Kind, resolve
 
 __all__ = ["ClientConnection", "Clients"]
@@ -21,6 +21,11 @@ __all__ = ["ClientConnection", "Clients"]
 _LINGER_S = 2.0
 """After an error that closes, unread bytes are taken and dropped this long, so that the client can read the answer:
 closing with unread bytes would reset the connection and destroy it."""
+
+
+_BODY_BYTES_PER_S_MIN = 1024
+"""A body that comes more slowly than this, after the first ``client_body_s``, is given up: a byte now and then would
+hold a connection for ever. Slower than any line that carries a prompt."""
 
 
 class ClientConnection:
@@ -33,7 +38,8 @@ class ClientConnection:
     """
 
     __slots__ = (
-        "_clients", "_core", "_lingering", "_reader", "_reading_paused", "_serving", "deadline", "exchange", "writer",
+        "_body_at", "_clients", "_core", "_lingering", "_reader", "_reading_paused", "_serving", "deadline", "exchange",
+        "writer",
     )  # fmt: skip
 
     def __init__(self, core: Core, clients: Clients) -> None:
@@ -43,6 +49,7 @@ class ClientConnection:
         self.writer = ClientWriter()
         self.exchange: Exchange | None = None
         self.deadline = inf
+        self._body_at = 0.0
         self._lingering = self._serving = self._reading_paused = False
 
     # ---- asyncio.Protocol ---------------------------------------------------------------------------------------
@@ -113,7 +120,11 @@ class ClientConnection:
             if before != HEAD or self.deadline == inf:
                 self.deadline = core.clock() + core.timeouts.client_header_s
             return
-        self.deadline = core.clock() + core.timeouts.client_body_s
+        now = core.clock()
+        if before != BODY:
+            self._body_at = now
+        whole_s = core.timeouts.client_body_s + reader.received / _BODY_BYTES_PER_S_MIN
+        self.deadline = min(now + core.timeouts.client_body_s, self._body_at + whole_s)
         if reader.waits_continue:
             reader.continued()
             self.writer.write(CONTINUE)

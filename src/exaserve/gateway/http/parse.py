@@ -168,6 +168,11 @@ class RequestReader:
     def waits_continue(self) -> bool:
         return self.phase == BODY and self._request.expect and not self._size and not self.failed
 
+    @property
+    def received(self) -> int:
+        """Bytes that have come of the body that is being received."""
+        return self._size
+
     def continued(self) -> None:
         """``100 Continue`` has been sent."""
         self._request.expect = False

@@ -189,9 +189,10 @@ class UpstreamConnection:
         return False
 
     def pause_writing(self) -> None:
-        """A request that is larger than the socket takes is in memory already: nothing could be held back."""
+        """The rest of a large request is in memory already: nothing could be held back."""
 
-    def resume_writing(self) -> None: ...
+    def resume_writing(self) -> None:
+        """Nothing was."""
 
     def connection_lost(self, exc: Exception | None) -> None:
         mode, relay = self.mode, self.relay
@@ -449,8 +450,7 @@ class UpstreamConnection:
         self._finish(data)
 
     def _began_with_error(self, data: bytes) -> bool:
-        trouble = first_error(data)
-        if trouble is not None:
+        if (trouble := first_error(data)) is not None:
             self._give_up(InvalidResponse(f"The replica's stream began with an error: {trouble}"))
         return trouble is not None
 
