@@ -19,9 +19,10 @@ from exaserve.config import Cluster, GatewaySettings, Pool, TelemetrySettings
 from exaserve.config.sources import ConsulSettings, DiscoverySettings, FileSettings
 from exaserve.discovery import consul as consul_module
 from exaserve.domain.replica import ReplicaId
-from exaserve.gateway.fleet import probes, registries
+from exaserve.gateway.fleet import registries
 from exaserve.gateway.fleet.registries import watch_file
 from exaserve.health import HealthConfig
+from exaserve.serving.fleet import TICK_S
 
 pytestmark = pytest.mark.may_block
 
@@ -61,7 +62,7 @@ def ids(gateway: Watched) -> set[str]:
 
 async def test_found_served_and_out_at_once_when_critical():
     """By the answer to the query that waits for it and by the first probe: both would come again after minutes."""
-    pauses_s = (1.5 * consul_module.PAUSE_MIN_S, registries.PAUSE_SHARE * 0.01, probes.TICK_S)
+    pauses_s = (1.5 * consul_module.PAUSE_MIN_S, registries.PAUSE_SHARE * 0.01, TICK_S)
     assert sum(pauses_s) < 0.5, "a node that joins serves within half a second"
     async with FakeConsul() as consul, FakeEngine() as one, FakeEngine() as two:
         consul.put("vllm", "a", "127.0.0.1", one.port)

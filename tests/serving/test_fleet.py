@@ -254,11 +254,23 @@ def test_requests_stay_where_work_was_seen_a_moment_ago_and_leave_when_it_stops(
     for _ in range(CONFIG.failures_max):
         world.fleet.failed(R, FailureKind.STATUS_5XX, world.now)
     assert world.kinds() == [ChangeKind.DOWN]
-    world.pass_(CONFIG.probe_limit_s + 2.0)
+    world.pass_(CONFIG.probe_limit_s + 1.0)
     assert world.kinds() == [ChangeKind.LEAVE]
-    world.pass_(10.0)
-    assert world.kinds() == [], "told once"
+    world.pass_(CONFIG.probe_limit_s)
+    assert world.kinds() == [ChangeKind.LEAVE], "again while it stays: retries are a share of requests"
     world.scheduler.release(placement, world.now, Outcome.REPLICA_FAILED)
+    world.pass_(10.0)
+    assert world.kinds() == []
+
+
+def test_plain_requests_leave_too_though_their_prefill_should_be_over():
+    world = World()
+    placed = world.scheduler.place(RequestFacts("m", 100, 10, stream=False), world.now, [named(1)])
+    assert isinstance(placed, Placement)
+    world.pass_(5.0)
+    frozen(world, R)
+    assert ChangeKind.LEAVE in world.kinds()
+    world.scheduler.release(placed, world.now, Outcome.REPLICA_FAILED)
 
 
 def test_a_long_prompt_is_given_as_long_as_it_may_take():
@@ -415,7 +427,7 @@ class FleetMachine(RuleBasedStateMachine):
             assert replica not in self.fleet.members()
             assert replica not in self.fleet.suspects
             assert replica not in self.fleet._guard
-            assert replica not in self.fleet._leaving | self.fleet._stuck | self.fleet._suspects
+            assert replica not in {*self.fleet._leaving, *self.fleet._stuck, *self.fleet._suspects}
             assert all(change.replica != replica for change in self.fleet._changes)
 
     @rule(replica=replicas, models=st.sampled_from([(), ("m",), ("n",)]))

@@ -27,7 +27,10 @@ from exaserve.scheduling import Scheduler
 from exaserve.scheduling.entropy import literal_score
 from exaserve.serving.member import ChangeKind, FleetChange, Member
 
-__all__ = ["Fleet"]
+__all__ = ["TICK_S", "Fleet"]
+
+TICK_S = 0.05
+"""How often a shell calls :meth:`Fleet.tick` and looks for probes that are due."""
 
 _LOOK_EVERY_MAX = 768
 """Replicas up to which every interval looks for silence and for odd scores; with twice as many every second one does,
@@ -55,8 +58,8 @@ class Fleet:
         self._rung = False
         self._members: dict[ReplicaId, Member] = {}
         self._changes: list[FleetChange] = []
-        self._leaving: set[ReplicaId] = set()
-        """Out, with requests that still wait there because it showed work a moment ago."""
+        self._leaving: dict[ReplicaId, float] = {}
+        """Out, with requests that wait there: when to look next whether they had better leave."""
         self._stuck: set[ReplicaId] = set()
         self._suspects: set[ReplicaId] = set()
         self._guard = AnomalyGuard()
@@ -88,7 +91,7 @@ class Fleet:
         self.health.remove(replica)
         self.scheduler.remove(replica)
         self._guard.forget(replica)
-        self._leaving.discard(replica)
+        self._leaving.pop(replica, None)
         self._stuck.discard(replica)
         self._suspects.discard(replica)
         self._changes = [each for each in self._changes if each.replica != replica]
@@ -299,7 +302,7 @@ class Fleet:
                 waiting = 0 if member.last is None else member.last.waiting or 0
                 why = f"hangs: {waiting} wait, none runs, no figure has moved for {self.config.hang_s:g} s"
                 self._withhold(member, why)
-                self._leaving.add(replica)
+                self._leaving[replica] = now
                 self._check_leaving(member, now)
 
     def look(self, now: float, interval_s: float) -> None:
@@ -398,7 +401,7 @@ class Fleet:
             assert not member.silent or member.withheld, replica
             assert (replica in self._stuck) == (member.stuck_since != math.inf), replica
             assert member.suspect == (replica in self._suspects), replica
-        for table in (self._leaving, self._stuck, self._suspects, {each.replica for each in self._changes}):
+        for table in (set(self._leaving), self._stuck, self._suspects, {each.replica for each in self._changes}):
             assert table <= self._members.keys(), table
         assert self._rung or not self._changes
 
@@ -422,25 +425,29 @@ class Fleet:
             share = change.share if change.available else 1.0
             self.scheduler.set_health(member.id, change.available, change.reason, share)
         if change.available:
-            self._leaving.discard(member.id)
+            self._leaving.pop(member.id, None)
             if not was:
                 member.missed_from = now
                 self._say(FleetChange(ChangeKind.UP, member.id, change.reason, change.share))
         elif was:
             self._say(FleetChange(ChangeKind.DOWN, member.id, change.reason, 0.0, member.ledger.inflight))
-            self._leaving.add(member.id)
+            self._leaving[member.id] = now
             self._check_leaving(member, now)
 
     def _check_leaving(self, member: Member, now: float) -> None:
-        """Lets go of a replica that shows no work, when that has lasted longer than its largest prompt may take."""
-        pending = member.ledger.pending
-        if not pending:
-            self._leaving.discard(member.id)
+        """Lets go of a replica that shows no work, when that has lasted longer than its largest prompt may take. Said
+        again while some stay, since retries are a share of requests."""
+        if now < self._leaving[member.id]:
             return
-        idle_s = now - self.health.progress_at(member.id)
-        if idle_s >= self.config.probe_limit_s + max([each.work_s for each in pending]):
-            self._leaving.discard(member.id)
-            self._say(FleetChange(ChangeKind.LEAVE, member.id, member.withheld or member.reason, 0.0, len(pending)))
+        ledger = member.ledger
+        if not ledger.inflight:
+            self._leaving.pop(member.id, None)
+            return
+        # Plain answers leave the pending ones when their prefill should be over, and still wait for their first byte.
+        work_s = max([0.0, *[each.work_s for each in ledger.pending if not each.foreign]])
+        if now - self.health.progress_at(member.id) >= self.config.probe_limit_s + work_s:
+            self._leaving[member.id] = now + self.config.probe_limit_s
+            self._say(FleetChange(ChangeKind.LEAVE, member.id, member.withheld or member.reason, 0.0, ledger.inflight))
 
     def _withhold(self, member: Member, why: str) -> None:
         member.withheld = why
@@ -450,7 +457,7 @@ class Fleet:
     def _give_back(self, member: Member, why: str) -> None:
         member.withheld = ""
         member.silent = False
-        self._leaving.discard(member.id)
+        self._leaving.pop(member.id, None)
         self.scheduler.set_health(member.id, True, member.reason, member.share)  # noqa: FBT003
         self._say(FleetChange(ChangeKind.GIVEN_BACK, member.id, why, member.share))
 

@@ -13,7 +13,7 @@ from exaserve.domain.replica import ReplicaId, Report
 from exaserve.domain.request import RequestFacts
 from exaserve.scheduling import Admission, PolicyFactory, Scheduler
 from exaserve.serving.dispatcher import Dispatcher
-from exaserve.serving.fleet import Fleet
+from exaserve.serving.fleet import TICK_S, Fleet
 from exaserve.serving.member import ChangeKind
 from exaserve.simulate.call import Attempt, Call, DataPath
 from exaserve.simulate.replica import Job, SimReplica
@@ -22,8 +22,6 @@ from exaserve.simulate.world import World
 
 __all__ = ["SimGateway"]
 
-TICK_S = 0.05
-"""How often health, probes and the queue's deadlines are looked at."""
 PROBE_TOKENS = 8
 
 

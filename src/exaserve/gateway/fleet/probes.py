@@ -16,12 +16,10 @@ from collections.abc import Callable
 from exaserve.engines.fetch import Fetched, fetch
 from exaserve.engines.probe import DIALECTS, NEXT_DIALECT, Ask, ask_completion, ask_models, reason_of
 from exaserve.observe import EventLog
-from exaserve.serving.fleet import Fleet
+from exaserve.serving.fleet import TICK_S, Fleet
 from exaserve.serving.member import Member
 
 __all__ = ["Probes"]
-
-TICK_S = 0.05
 
 
 class Probes:
