@@ -7,7 +7,7 @@ agents and null engines share one process, the gateway is another. An engine is 
 1-token completion from it over HTTP; a replica counts when the gateway may place requests on it. Null engines answer at
 once, so what is measured is everything around engines.
 
-Batches and bytes per node must be the same at 16 to 256 nodes within 20 %, and pictures (replicas with their states)
+Batches and bytes per node must be the same at 16 to 256 nodes within 20 %, and reports (replicas with their states)
 not above two by more: one on connecting, and one when the replicas are ready, unless the gateway came later. CPU is
 split into what the two processes cost that serve one node (measured, and subtracted) and the price of each further
 node, which must not *grow* by more than 20 % from any of these sizes to a larger one. It may fall: with more nodes,
@@ -45,7 +45,7 @@ REPLICAS = 12
 LIMITS_S = {64: 5.0, 256: 15.0}
 SPREAD_MAX = 0.2
 """Batches and bytes per node may differ from their mean by this share at 16 to 256 nodes, and CPU per node may grow."""
-PICTURES = 2.0
+REPORTS = 2.0
 """Of a node that comes up: one whole on connecting, and one when its replicas are ready, unless they were before."""
 MESSAGES = ("batches_per_node_s", "bytes_per_node_s")
 CPU = ("bring_up_cpu_s", "steady_cores")
@@ -137,7 +137,7 @@ def bring_up(nodes: int, window_s: float, directory: Path) -> dict[str, Any]:
         at_ready = {name: cpu_s(pid) for name, pid in pids.items()}
         time.sleep(2.0)
         began, counts = time.monotonic(), up.nodes()
-        pictures = counts["pictures"]
+        reports = counts["agent_reports"]
         windows = [window(pids, window_s / WINDOWS) for _ in range(WINDOWS)]
         steady = {name: min(each[name] for each in windows) for name in pids}
         after, took_s = up.nodes(), time.monotonic() - began
@@ -148,7 +148,7 @@ def bring_up(nodes: int, window_s: float, directory: Path) -> dict[str, Any]:
             "all_ready_s": all_s,
             "up_said_ready_s": up.said_ready_s,
             "bring_up_cpu_s": at_ready,
-            "pictures_per_node": pictures / nodes,
+            "reports_per_node": reports / nodes,
             "steady_cores": steady,
             "batches_per_node_s": (after["batches"] - counts["batches"]) / took_s / nodes,
             "bytes_per_node_s": (after["bytes"] - counts["bytes"]) / took_s / nodes,
@@ -227,7 +227,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     rows: list[dict[str, Any]] = []
     print(
         f"{'nodes':>5} {'replicas':>8} {'first answer s':>14} {'all ready s':>11} {'limit':>6}   "
-        f"{'pictures/node':>13} {'batches/node/s':>14} {'bring-up CPU ms/node':>20} {'steady CPU ms/s/node':>20}"
+        f"{'reports/node':>13} {'batches/node/s':>14} {'bring-up CPU ms/node':>20} {'steady CPU ms/s/node':>20}"
         "  gateway cores"
     )
     with tempfile.TemporaryDirectory() as directory:
@@ -239,7 +239,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             limit = LIMITS_S.get(nodes)
             print(
                 f"{nodes:5} {row['replicas']:8,} {row['first_completion_s']:14.2f} {row['all_ready_s']:11.2f} "
-                f"{limit or '':>6}   {row['pictures_per_node']:13.2f} {row['batches_per_node_s']:14.2f} "
+                f"{limit or '':>6}   {row['reports_per_node']:13.2f} {row['batches_per_node_s']:14.2f} "
                 f"{cell(row['bring_up_cpu_s_per_node'], 20, 1)} {cell(row['steady_cores_per_node'], 20, 2)}  "
                 f"{row['steady_cores']['gateway']:.3f}"
             )
@@ -262,7 +262,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     late = [row["nodes"] for row in rows if row["all_ready_s"] > LIMITS_S.get(row["nodes"], 1e9)]
     known = [value for value in growths.values() if value is not None]
     good = not late and all(value <= SPREAD_MAX for value in [*spreads.values(), *known])
-    good = good and all(row["pictures_per_node"] <= PICTURES * (1.0 + SPREAD_MAX) for row in rows)
+    good = good and all(row["reports_per_node"] <= REPORTS * (1.0 + SPREAD_MAX) for row in rows)
     unknown = [key for key, value in growths.items() if value is None]
     if unknown:
         print(f"not judged, since too small beside the fixed part to be measured: growth of {', '.join(unknown)}")

@@ -36,7 +36,7 @@ from benchmarks.machine import (
     start_stub,
 )
 from exaserve.domain.replica import ReplicaId, Report
-from exaserve.wire import AgentReplicaState, FrameKind, Picture, WireLink, encode, encode_batch
+from exaserve.wire import AgentReplicaState, AgentReport, FrameKind, WireLink, encode, encode_batch
 from exaserve.wire.batch import pack_record
 
 INTERVAL_S = 0.2
@@ -81,7 +81,7 @@ class Agent(asyncio.Protocol):
                 )
                 for index, replica in enumerate(self.ids)
             )
-            self.send(FrameKind.PICTURE, encode(Picture(full=True, replicas=states)))
+            self.send(FrameKind.REPORT, encode(AgentReport(full=True, replicas=states)))
             self.batch(whole=True)
 
     def send(self, kind: FrameKind, payload: bytes) -> None:

@@ -196,7 +196,7 @@ async def test_engines_that_outlive_the_link_to_their_agent_are_probed_and_polle
         await until(lambda: len(w.eligible()) == 2)
 
 
-async def test_a_gateway_that_restarts_has_the_whole_picture_at_once() -> None:
+async def test_a_gateway_that_restarts_has_the_whole_report_at_once() -> None:
     async with world() as w:
         w.agent(0)
         await until(lambda: len(w.eligible()) == 2)

@@ -20,7 +20,7 @@ from exaserve.domain.errors import ConfigError
 from exaserve.gateway.app import Gateway
 from exaserve.gateway.fleet.agent_port import agents_of
 from exaserve.observe import EventLog
-from exaserve.wire import Picture, VerbResult, encode, encode_batch
+from exaserve.wire import AgentReport, VerbResult, encode, encode_batch
 from exaserve.wire.tls import mutual_tls
 
 pytestmark = pytest.mark.may_block
@@ -44,8 +44,8 @@ class Source:
     node = "node1"
     instance = bytes(8)
 
-    def picture(self) -> bytes:
-        return encode(Picture(full=True, replicas=()))
+    def report(self) -> bytes:
+        return encode(AgentReport(full=True, replicas=()))
 
     def whole_batch(self, seq: int) -> bytes:
         return encode_batch(seq, 0, (), (), 0.0)

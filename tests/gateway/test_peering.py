@@ -30,7 +30,7 @@ from exaserve.gateway.peers import replication as telling
 from exaserve.gateway.peers.events import PeerEventReader, Placed
 from exaserve.gateway.peers.lag import Lag, Offset
 from exaserve.gateway.peers.peering import HANDSHAKE_S, HEARTBEAT_S, SILENCE_MAX_S, TICK_S, Peering
-from exaserve.gateway.peers.replication import Outbox, TellingScheduler
+from exaserve.gateway.peers.replication import Outbox, ReplicatingScheduler
 from exaserve.observe import EventLog, null_log
 from exaserve.scheduling import Placement, Scheduler, SchedulerConfig
 from exaserve.wire import WireLink
@@ -159,7 +159,7 @@ async def test_homes_are_dealt_out_among_those_that_live():
         await until(lambda: sum(s.turf.home for g in (one, two) for s in g.scheduler.states().values()) == 12)
 
 
-async def test_a_killed_peer_takes_its_placements_with_it_and_returns_with_a_whole_picture():
+async def test_a_killed_peer_takes_its_placements_with_it_and_returns_with_a_whole_snapshot():
     async with cluster(2, speed=SLOW) as (one, two), httpx.AsyncClient(trust_env=False) as client:
         asked = [asyncio.create_task(ask(client, one, LONG)) for _ in range(5)]
         await until(lambda: len(two.scheduler.peers) == 5)
@@ -200,7 +200,7 @@ async def test_the_admin_api_shows_peers():
 # ---- peering alone ------------------------------------------------------------------------------------------------
 def scheduler_of(outbox: Outbox | None = None) -> Scheduler:
     config = SchedulerConfig()
-    scheduler = Scheduler(config, Random(0)) if outbox is None else TellingScheduler(config, Random(0), outbox)
+    scheduler = Scheduler(config, Random(0)) if outbox is None else ReplicatingScheduler(config, Random(0), outbox)
     for k in range(3):
         scheduler.add(ReplicaSpec(ReplicaId(f"r{k}"), f"http://r{k}", ("m",)), 0.0)
         scheduler.set_health(ReplicaId(f"r{k}"), True, "up")
@@ -384,7 +384,7 @@ async def test_a_loop_that_was_held_up_does_not_blame_its_peers():
         assert one.peering.losses_total == two.peering.losses_total == 0
 
 
-async def test_a_peer_that_reads_too_slowly_gets_the_whole_picture_later(monkeypatch: pytest.MonkeyPatch):
+async def test_a_peer_that_reads_too_slowly_gets_the_whole_snapshot_later(monkeypatch: pytest.MonkeyPatch):
     (port,) = free_ports(1)
     monkeypatch.setattr(peer_link, "BUFFER_BYTES_MAX", 4096)
     monkeypatch.setattr(peering, "SILENCE_MAX_S", 30.0)
@@ -495,14 +495,14 @@ async def test_a_port_in_use_is_said():
 
 # ---- what is told --------------------------------------------------------------------------------------------------
 @given(st.lists(st.tuples(st.sampled_from(["place", "first", "done", "cut"]), st.integers(0, 9)), max_size=80))
-def test_whatever_happens_the_picture_told_is_the_picture_held(events: list[tuple[str, int]]) -> None:
+def test_whatever_happens_the_snapshot_told_is_the_snapshot_held(events: list[tuple[str, int]]) -> None:
     """One scheduler's events through bytes into another's ledger, with cuts of the connection anywhere."""
     ticks: Iterator[float] = itertools.count(1.0, 0.25)
     outbox = Outbox()
     outbox.listening = True
     one, two = scheduler_of(outbox), scheduler_of()
     link = linked(two, ticks)
-    link(outbox.picture(0.0))
+    link(outbox.snapshot(0.0))
     held: list[Placement] = []
     for kind, which in events:
         now = next(ticks)
@@ -518,7 +518,7 @@ def test_whatever_happens_the_picture_told_is_the_picture_held(events: list[tupl
             outbox.take()
             link = linked(two, ticks)
             two.peers.lost("one", now)
-            link(outbox.picture(now))
+            link(outbox.snapshot(now))
         link(outbox.take())
         assert len(two.peers) == len(held) == len(outbox)
         for replica, state in one.states().items():

@@ -83,7 +83,7 @@ def test_each_place_in_line_is_one_gateways(build: Build) -> None:
         assert tolls == [0.0, 0.75, 1.0, 1.25, 1.5]
 
 
-def test_gateways_with_the_same_picture_choose_their_own_homes(build: Build) -> None:
+def test_gateways_with_the_same_snapshot_choose_their_own_homes(build: Build) -> None:
     names = [f"g{k}" for k in range(4)]
     chosen = []
     for name in names:

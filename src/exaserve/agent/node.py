@@ -23,7 +23,7 @@ from exaserve.agent.watch_runner import Watching
 from exaserve.config import AgentSettings
 from exaserve.domain.replica import ReplicaId, Report
 from exaserve.observe import EventLog
-from exaserve.wire import AgentReplicaState, MachineFigures, Picture, Verb, VerbResult, encode, encode_batch
+from exaserve.wire import AgentReplicaState, AgentReport, MachineFigures, Verb, VerbResult, encode, encode_batch
 from exaserve.wire.batch import pack_record
 
 __all__ = ["NodeAgent"]
@@ -186,7 +186,7 @@ class NodeAgent:
         del self.units[replica], self._index[replica]
         self._changed.discard(replica)
         self.watching.forget(replica)
-        gone = encode(Picture(full=False, replicas=(), gone=(replica,)))
+        gone = encode(AgentReport(full=False, replicas=(), gone=(replica,)))
         for uplink in self.uplinks:
             uplink.tell(gone)
 
@@ -239,11 +239,11 @@ class NodeAgent:
         self._telling = None
         changed, self._changed = self._changed, set()
         if any(uplink.up for uplink in self.uplinks):
-            picture = self._encode(changed, full=False)
+            report = self._encode(changed, full=False)
             for uplink in self.uplinks:
-                uplink.tell(picture)
+                uplink.tell(report)
 
-    def picture(self) -> bytes:
+    def report(self) -> bytes:
         if sum(uplink.up for uplink in self.uplinks) == 1:
             self._hush()  # nobody else waits for what has changed
             self._changed.clear()
@@ -253,7 +253,7 @@ class NodeAgent:
         states = tuple(self._state_of(self.units[each]) for each in replicas)
         for state in states:
             (self._serving.add if state.ready else self._serving.discard)(ReplicaId(state.id))
-        return encode(Picture(full, states))
+        return encode(AgentReport(full, states))
 
     def _state_of(self, unit: ReplicaUnit) -> AgentReplicaState:
         spec = unit.spec

@@ -1,4 +1,4 @@
-"""One connection to one gateway, kept up for ever: picture first, then a batch for each interval.
+"""One connection to one gateway, kept up for ever: report first, then a batch for each interval.
 
 Bounded: what the gateway does not take in time is not queued but dropped, and the next batch that goes out is complete
 again. A batch is worth nothing once the next one exists.
@@ -21,7 +21,7 @@ from exaserve.wire.protocol import LinkProtocol
 __all__ = ["Uplink", "UplinkSource"]
 
 _BACKOFF_MIN_S, _BACKOFF_MAX_S = 0.05, 0.3
-"""A gateway that is back should have every node's picture within two seconds: a try that has just begun, its pause of
+"""A gateway that is back should have every node's report within two seconds: a try that has just begun, its pause of
 at most 1.5 times this, and a handshake. And 256 agents must not come at once."""
 _CONNECT_S, _CONNECT_FIRST_S = 1.0, 10.0
 """A try that a returned link may answer at once, and the first, when this machine starts its engines and is busy."""
@@ -44,7 +44,7 @@ class UplinkSource(Protocol):
     instance: bytes
     """Of this process, so that a gateway knows its own agent again."""
 
-    def picture(self) -> bytes:
+    def report(self) -> bytes:
         """All replicas with their states, encoded."""
         ...
 
@@ -159,14 +159,14 @@ class Uplink(LinkProtocol):
         self.send(FrameKind.FIGURES, figures)
         return True
 
-    def tell(self, picture: bytes) -> None:
+    def tell(self, report: bytes) -> None:
         """Sends a change of replicas' states. Never dropped: where the buffer is full the connection begins anew."""
         if not self.up:
             return
         if self.buffered() > 4 * _BUFFER_BYTES_MAX:
             self._give_up("the gateway does not read")
             return
-        self.send(FrameKind.PICTURE, picture)
+        self.send(FrameKind.REPORT, report)
 
     # ---- connection ---------------------------------------------------------------------------------------------
     async def _keep_up(self) -> None:
@@ -233,7 +233,7 @@ class Uplink(LinkProtocol):
 
     def proved(self) -> None:
         self._taken = False
-        self.send(FrameKind.PICTURE, self._source.picture())
+        self.send(FrameKind.REPORT, self._source.report())
         self.push(self._source.whole_batch)
         self.send(FrameKind.FIGURES, self._source.figures())
 

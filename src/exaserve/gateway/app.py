@@ -28,7 +28,7 @@ from exaserve.gateway.fleet.probes import Probes
 from exaserve.gateway.fleet.registries import Registries, sources_of, watch_file
 from exaserve.gateway.fleet.telemetry import Telemetry
 from exaserve.gateway.peers.peering import Peering
-from exaserve.gateway.peers.replication import Outbox, TellingScheduler
+from exaserve.gateway.peers.replication import Outbox, ReplicatingScheduler
 from exaserve.gateway.reload import ClusterChange, Reloads, compare
 from exaserve.observe import EventLog, GatewayMetrics
 from exaserve.scheduling import Admission, Scheduler
@@ -78,9 +78,8 @@ class Gateway:
         settings = cluster.gateway
         rng = rng or Random()
         outbox = Outbox() if settings.peers or settings.peer_listen else None
-        self.scheduler = (
-            Scheduler(cluster.scheduling, rng) if outbox is None else TellingScheduler(cluster.scheduling, rng, outbox)
-        )
+        policy = cluster.scheduling
+        self.scheduler = Scheduler(policy, rng) if outbox is None else ReplicatingScheduler(policy, rng, outbox)
         self.admission = Admission(cluster.admission)
         self.fleet = Fleet(self.scheduler, cluster.health, self._changes_wait)
         self.metrics = GatewayMetrics()

@@ -17,7 +17,7 @@ from exaserve.serving.fleet import TICK_S, Fleet
 from exaserve.serving.member import ChangeKind
 from exaserve.simulate.call import Attempt, Call, DataPath
 from exaserve.simulate.replica import Job, SimReplica
-from exaserve.simulate.replication import SimTellingScheduler
+from exaserve.simulate.replication import SimReplicatingScheduler
 from exaserve.simulate.world import World
 
 __all__ = ["SimGateway"]
@@ -61,7 +61,7 @@ class SimGateway:
         cluster, settings = world.cluster, world.settings
         rng = Random(seed)
         if settings.gateways > 1 and settings.told_s is not None:
-            self.scheduler: Scheduler = SimTellingScheduler(
+            self.scheduler: Scheduler = SimReplicatingScheduler(
                 cluster.scheduling, rng, policies, world, name, settings.told_s
             )
         else:
@@ -91,8 +91,8 @@ class SimGateway:
         """Learns of the other gateways."""
         if len(gateways) > 1 and homes:
             self.scheduler.peers.set_gateways(self.name, [each.name for each in gateways])
-        if isinstance(self.scheduler, SimTellingScheduler):
-            self.scheduler.peers_told = [each.scheduler for each in gateways if each is not self]
+        if isinstance(self.scheduler, SimReplicatingScheduler):
+            self.scheduler.peer_schedulers = [each.scheduler for each in gateways if each is not self]
 
     def start(self, now: float, phase: float) -> None:
         """Begins to look at deadlines and telemetry; ``phase`` (0..1) spreads the gateways over the intervals."""

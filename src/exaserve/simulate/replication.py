@@ -11,14 +11,14 @@ from exaserve.domain.request import Outcome, RequestFacts, Usage
 from exaserve.scheduling import Placement, PolicyFactory, Refusal, Scheduler, SchedulerConfig
 from exaserve.simulate.world import World
 
-__all__ = ["SimTellingScheduler"]
+__all__ = ["SimReplicatingScheduler"]
 
 
-class SimTellingScheduler(Scheduler):
+class SimReplicatingScheduler(Scheduler):
     """The same decisions, each told to the peers after ``told_s`` seconds.
 
     Attributes:
-        peers_told: schedulers of the other gateways.
+        peer_schedulers: schedulers of the other gateways.
     """
 
     def __init__(
@@ -36,7 +36,7 @@ class SimTellingScheduler(Scheduler):
         self._told_s = told_s
         self._refs: dict[Placement, int] = {}
         self._next = 0
-        self.peers_told: list[Scheduler] = []
+        self.peer_schedulers: list[Scheduler] = []
 
     def place(self, facts: RequestFacts, now: float, exclude: Collection[ReplicaId] = ()) -> Placement | Refusal:
         result = super().place(facts, now, exclude)
@@ -60,13 +60,13 @@ class SimTellingScheduler(Scheduler):
 
     def _tell_placed(self, now: float, placement: Placement, ref: int) -> None:
         tokens, kv = placement.tokens, placement.kv_tokens
-        for peer in self.peers_told:
+        for peer in self.peer_schedulers:
             peer.peers.placed(self._name, ref, placement.replica_id, tokens, kv, placement.stream, now)
 
     def _tell_first(self, now: float, ref: int, _: object) -> None:
-        for peer in self.peers_told:
+        for peer in self.peer_schedulers:
             peer.peers.first_token(self._name, ref, now)
 
     def _tell_done(self, now: float, ref: int, _: object) -> None:
-        for peer in self.peers_told:
+        for peer in self.peer_schedulers:
             peer.peers.done(self._name, ref, now)

@@ -7,9 +7,9 @@ from exaserve.wire.batch import NO_CHANGE, NodeBatch, decode_batch, encode_batch
 from exaserve.wire.link import FrameKind, Hello, WireError, WireLink
 from exaserve.wire.messages import (
     AgentReplicaState,
+    AgentReport,
     Card,
     MachineFigures,
-    Picture,
     Verb,
     VerbResult,
     Watch,
@@ -20,12 +20,12 @@ from exaserve.wire.messages import (
 __all__ = [
     "NO_CHANGE",
     "AgentReplicaState",
+    "AgentReport",
     "Card",
     "FrameKind",
     "Hello",
     "MachineFigures",
     "NodeBatch",
-    "Picture",
     "Verb",
     "VerbResult",
     "Watch",

@@ -36,7 +36,7 @@ Role = Literal["agent", "gateway", "dialer", "listener"]
 _OTHER: dict[Role, Role] = {"agent": "gateway", "gateway": "agent", "dialer": "listener", "listener": "dialer"}
 VERSION = 3
 FRAME_BYTES_MAX = 8 * 1024 * 1024
-"""A picture of 1,024 replicas is about 300 kB, the last lines of a log at most 1 MB; peers' events are cut to it."""
+"""A report of 1,024 replicas is about 300 kB, the last lines of a log at most 1 MB; peers' events are cut to it."""
 HELLO_BYTES_MAX = 4096
 NONCE_BYTES = 16
 INSTANCE_BYTES = 8
@@ -53,7 +53,7 @@ class FrameKind(IntEnum):
     PROOF = 2
     REFUSED = 3
     """Why the connection ends, as text for the operator."""
-    PICTURE = 4
+    REPORT = 4
     """Agent: replicas with their states; the first one is complete."""
     BATCH = 5
     """Agent: one interval's telemetry of the node."""

@@ -13,9 +13,9 @@ __all__ = [
     "CARDS_MAX",
     "VERBS",
     "AgentReplicaState",
+    "AgentReport",
     "Card",
     "MachineFigures",
-    "Picture",
     "Verb",
     "VerbName",
     "VerbResult",
@@ -67,7 +67,7 @@ class AgentReplicaState(msgspec.Struct, frozen=True, array_like=True):
     pid: int = 0
 
 
-class Picture(msgspec.Struct, frozen=True, array_like=True):
+class AgentReport(msgspec.Struct, frozen=True, array_like=True):
     """Replicas of a node: all of them where ``full``, else those that changed."""
 
     full: bool
@@ -139,7 +139,7 @@ class VerbResult(msgspec.Struct, frozen=True, array_like=True):
     lines: tuple[str, ...] = ()
 
 
-def encode(message: Picture | MachineFigures | Verb | VerbResult) -> bytes:
+def encode(message: AgentReport | MachineFigures | Verb | VerbResult) -> bytes:
     return msgspec.msgpack.encode(message)
 
 

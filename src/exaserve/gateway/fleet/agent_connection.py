@@ -15,10 +15,10 @@ from exaserve.gateway.fleet import machine_figures as figures
 from exaserve.gateway.fleet.roster import Row
 from exaserve.gateway.fleet.telemetry import Telemetry
 from exaserve.wire import (
+    AgentReport,
     FrameKind,
     Hello,
     MachineFigures,
-    Picture,
     Verb,
     VerbResult,
     WireError,
@@ -57,7 +57,7 @@ class ConnectionServer(Protocol):
     on_report: Callable[[], None]
     clock: Callable[[], float]
     strangers: set[NodeConnection]
-    pictures: int
+    agent_reports: int
     bytes_received: int
     batches: int
     records: int
@@ -67,7 +67,7 @@ class ConnectionServer(Protocol):
 
     def lost(self, connection: NodeConnection, why: str, *, left: bool) -> None: ...
 
-    def take_picture(self, connection: NodeConnection, picture: Picture) -> None: ...
+    def take_report(self, connection: NodeConnection, report: AgentReport) -> None: ...
 
     def refusal(self, client: str, why: str) -> None: ...
 
@@ -201,9 +201,9 @@ class NodeConnection(LinkProtocol):
     def took(self, kind: FrameKind, payload: bytes) -> None:
         if kind is FrameKind.BATCH:
             self._take_batch(payload)
-        elif kind is FrameKind.PICTURE:
-            self._server.pictures += 1
-            self._server.take_picture(self, decode(payload, Picture))
+        elif kind is FrameKind.REPORT:
+            self._server.agent_reports += 1
+            self._server.take_report(self, decode(payload, AgentReport))
         elif kind is FrameKind.RESULT:
             result = decode(payload, VerbResult)
             future = self._asked.pop(result.ref, None)

@@ -25,10 +25,10 @@ from exaserve.observe import EventLog, Family, labels
 from exaserve.serving.fleet import Fleet
 from exaserve.wire import (
     AgentReplicaState,
+    AgentReport,
     FrameKind,
     Hello,
     MachineFigures,
-    Picture,
     VerbResult,
     WireError,
 )
@@ -87,7 +87,7 @@ class AgentServer:
         """Every replica that an agent has spoken of, connected or not."""
         self.address = ""
         self.strangers: set[NodeConnection] = set()
-        self.pictures = self.bytes_received = 0
+        self.agent_reports = self.bytes_received = 0
         self.batches = self.records = self.gaps = self.refused = self.losses = 0
         self._tls = tls
         self._server: asyncio.Server | None = None
@@ -176,7 +176,7 @@ class AgentServer:
             "address": self.address,
             "batches": self.batches,
             "reports": self.records,
-            "pictures": self.pictures,
+            "agent_reports": self.agent_reports,
             "bytes": self.bytes_received,
             "accelerators": figures.accelerators(self._figures()),
         }
@@ -283,17 +283,17 @@ class AgentServer:
             row.drained = False
             self.scheduler.undrain(row.id)
 
-    def take_picture(self, connection: NodeConnection, picture: Picture) -> None:
-        """What an agent says of its replicas. Those that a full picture does not name are gone."""
+    def take_report(self, connection: NodeConnection, report: AgentReport) -> None:
+        """What an agent says of its replicas. Those that a full report does not name are gone."""
         now = self.clock()
         named = set()
-        for state in picture.replicas:
+        for state in report.replicas:
             row = self._own(connection, state)
             if row is not None:
                 named.add(row.id)
                 self._apply(row, state, now)
-        gone = [row for row in connection.rows.values() if row.id in picture.gone]
-        if picture.full:
+        gone = [row for row in connection.rows.values() if row.id in report.gone]
+        if report.full:
             gone += [row for row in self.rows.values() if row.node == connection.node and row.id not in named]
         for row in gone:
             connection.rows.pop(row.index, None)

@@ -7,13 +7,13 @@ Each event is one type byte and a body, little-endian; they travel one after the
 type    name     body
 ======  =======  ==========================================================================================
 3       TIME     sender's monotonic clock, seconds (f64): begins each write, and alone is the heartbeat
-4       RESET    forget all I told: the whole picture follows
+4       RESET    forget all I told: the snapshot follows
 5       DEFINE   number (u32) that stands for a replica id (length u16, UTF-8) from now on
 6       PLACED   ref, replica number, uncached prompt tokens, KV tokens (u32 each), flags, age in seconds (f32)
 7       FIRST    ref: its first token came
 8       DONE     ref: it ended, however it ended
 9       ECHO     the other's clock in its last TIME (f64), and how long that was held, seconds (f32)
-10      WANT     send me your whole picture
+10      WANT     send me your snapshot
 ======  =======  ==========================================================================================
 
 A reader takes bytes cut anywhere. Whatever is not this language raises :class:`WireError`, and the connection ends.
@@ -54,7 +54,7 @@ __all__ = [
 STREAM = 1
 """Flag of PLACED: the answer is streamed, so a first token will be told."""
 DECODING = 2
-"""Flag of PLACED in a whole picture: the first token has come already."""
+"""Flag of PLACED in a snapshot: the first token has come already."""
 ID_BYTES_MAX = 1024
 DEFINED_MAX = 131_072
 """Replica numbers that one sender may use; senders start again well below."""

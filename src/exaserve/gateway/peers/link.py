@@ -36,9 +36,9 @@ from exaserve.wire.protocol import LinkProtocol
 __all__ = ["BUFFER_BYTES_MAX", "PeerLink", "PeerOwner"]
 
 BUFFER_BYTES_MAX = 1_048_576
-"""Bytes waiting for one slow peer (about 50,000 events); above it events are left out and the picture sent later."""
+"""Bytes waiting for one slow peer (about 50,000 events); above it events are left out and the snapshot sent later."""
 _PIECE_BYTES = 1_048_576
-"""Of one frame: a picture of very many placements is cut, and its reader puts it together again."""
+"""Of one frame: a snapshot of very many placements is cut, and its reader puts it together again."""
 _CLOSED = "the peer closed the connection"
 
 
@@ -76,7 +76,7 @@ class PeerLink(LinkProtocol):
         self.received = self.resyncs = 0
         self.lag = Lag()
         self.deaf = False
-        """What the peer tells is not charged: it is slow, or was and has not sent its whole picture yet."""
+        """What the peer tells is not charged: it is slow, or was and has not sent its snapshot yet."""
         self.closed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._reader = PeerEventReader()
         self._replicas: dict[int, ReplicaId] = {}
@@ -134,7 +134,7 @@ class PeerLink(LinkProtocol):
             self.lagging = False
             if self.established:
                 self.resyncs += 1
-                self.send_picture()
+                self.send_snapshot()
 
     def eof_received(self) -> bool:
         return False
@@ -158,9 +158,9 @@ class PeerLink(LinkProtocol):
             for at in range(0, len(data), _PIECE_BYTES):
                 self.send(FrameKind.EVENTS, data[at : at + _PIECE_BYTES])
 
-    def send_picture(self) -> None:
+    def send_snapshot(self) -> None:
         now = self.owner.clock()
-        self.write(write_time(now) + self.owner.outbox.picture(now))
+        self.write(write_time(now) + self.owner.outbox.snapshot(now))
 
     def beat(self, now: float) -> None:
         """A sign of life, with the peer's own last time, from which it learns the round trip."""
@@ -176,7 +176,7 @@ class PeerLink(LinkProtocol):
         self.owner.scheduler.peers.lost(self.peer, now)
 
     def listen(self) -> None:
-        """Asks for the whole picture, from which on the peer is believed again."""
+        """Asks for the snapshot, from which on the peer is believed again."""
         self.write(write_want())
 
     def drop(self, why: str) -> None:
@@ -205,7 +205,7 @@ class PeerLink(LinkProtocol):
             self._replicas.clear()
             self.deaf = self.lag.slow
         elif kind is Want:
-            self.send_picture()
+            self.send_snapshot()
         elif self.deaf:
             return
         elif isinstance(event, Placed):

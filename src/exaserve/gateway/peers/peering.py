@@ -2,10 +2,10 @@
 
 One TCP connection for each pair. Either side may dial; where both do, the connection that the gateway with the smaller
 name dialled stays. Both prove that they hold the shared token before anything else is believed. Then each sends its
-whole picture (own placements in flight) and from there on what happens, written once per turn of the event loop.
+snapshot (own placements in flight) and from there on what happens, written once per turn of the event loop.
 
 Everything told is soft state: a peer that closes, breaks the protocol, or is silent for :data:`SILENCE_MAX_S` is gone,
-and its placements with it. A peer that reads too slowly misses what happens meanwhile and gets the whole picture again.
+and its placements with it. A peer that reads too slowly misses what happens meanwhile and gets a snapshot again.
 
 Times are the sender's, moved to this clock by the least delay seen lately, so that a turn that came late does not look
 like a replica that was fast.
@@ -58,7 +58,7 @@ class PeerView:
         lag_s: how old its messages are when they come: half the least round trip and the mean lateness of the last
             seconds.
         slow: whether that is above ``gateway.peer_lag_max``, so that what it tells is not decided by.
-        resyncs: whole pictures sent to it beyond the first.
+        resyncs: snapshots sent to it beyond the first.
     """
 
     name: str
@@ -191,7 +191,7 @@ class Peering:
             outbox.renumbered = False
             for link in self._links.values():
                 if not link.lagging:
-                    link.send_picture()
+                    link.send_snapshot()
         elif data and self._links:
             data = write_time(self.clock()) + data
             for link in self._links.values():
@@ -297,7 +297,7 @@ class Peering:
         link.established = True
         self._links[link.peer] = link
         self.outbox.listening = True
-        link.send_picture()
+        link.send_snapshot()
         self._homes_soon()
         self._log.info("peer_up", peer=link.peer, address=link.address)
 
@@ -404,7 +404,7 @@ class Peering:
         sent = Family("exaserve_peer_sent_bytes_total", "counter", "Bytes to the peer on this connection.")
         lag = Family("exaserve_peer_lag_seconds", "gauge", "How old the peer's messages are when they come.")
         slow = Family("exaserve_peer_slow", "gauge", "1 where that is above gateway.peer_lag_max.")
-        resyncs = Family("exaserve_peer_resyncs_total", "counter", "Whole pictures sent because the peer was slow.")
+        resyncs = Family("exaserve_peer_resyncs_total", "counter", "Whole snapshots sent because the peer was slow.")
         events = Family("exaserve_peer_events_total", "counter", "Placements, first tokens and ends told to peers.")
         losses = Family("exaserve_peer_losses_total", "counter", "Peers lost, replaced connections included.")
         expected.add(self.expected())

@@ -26,7 +26,7 @@ from exaserve.gateway.peers.events import (
 )
 from exaserve.scheduling import Placement, Refusal, Scheduler, SchedulerConfig
 
-__all__ = ["NUMBERS_MAX", "Outbox", "TellingScheduler"]
+__all__ = ["NUMBERS_MAX", "Outbox", "ReplicatingScheduler"]
 
 NUMBERS_MAX = 100_000
 """Replica numbers given before they are given anew (replicas that come and go use them up)."""
@@ -36,10 +36,10 @@ class Outbox:
     """What this gateway has to tell.
 
     Attributes:
-        listening: whether any peer is there to be told; otherwise only the picture is kept.
+        listening: whether any peer is there to be told; otherwise only the snapshot is kept.
         schedule: called at the first event of a turn; it must see to it that :meth:`take` is called soon.
         told_total: events told so far.
-        renumbered: numbers were given anew, so that what was taken last is of no use without a picture.
+        renumbered: numbers were given anew, so that what was taken last is of no use without a snapshot.
     """
 
     def __init__(self) -> None:
@@ -89,7 +89,7 @@ class Outbox:
         if len(self._numbers) >= NUMBERS_MAX:
             self._numbers.clear()
             self._parts.clear()
-            self.renumbered = True  # every peer needs the whole picture again
+            self.renumbered = True  # every peer needs the snapshot again
         number = self._numbers[replica] = len(self._numbers)
         self._tell(write_define(number, replica))
         return number
@@ -101,7 +101,7 @@ class Outbox:
         self._parts.clear()
         return data
 
-    def picture(self, now: float) -> bytes:
+    def snapshot(self, now: float) -> bytes:
         """All own placements in flight, for a peer that has just come or has missed something."""
         numbers = self._numbers
         for placement in self._refs:
@@ -125,7 +125,7 @@ class Outbox:
         return b"".join(parts)
 
 
-class TellingScheduler(Scheduler):
+class ReplicatingScheduler(Scheduler):
     """The scheduler of a gateway with peers: the same decisions, each of them told."""
 
     def __init__(self, config: SchedulerConfig, rng: Random, outbox: Outbox) -> None:
