@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import re
-from typing import Protocol
+from typing import Any, Protocol
 
 import msgspec
 
@@ -63,14 +63,15 @@ def inspect(request: Request, route: Route, estimator: Estimator, kept: KeptResp
         )
     data = request.body
     if route.kind is Kind.RESOURCE:
-        replica, model = (kept and kept.find(route.resource)) or (None, "")
-        return RequestFacts(model=model, session=_header_session(request), kept_by=replica)
+        place = kept.find(route.resource) if kept is not None else None
+        keeper, pool = (None, "") if place is None else place
+        return RequestFacts(model=pool, session=_header_session(request), kept_by=keeper)
     if data[:1] != b"{":
         kind = header(request.head, b"content-type")
         if kind[:19].lower() == b"multipart/form-data":
             return _multipart(request, kind, route, estimator)
     body = _parse(request)
-    model = body.model
+    model: Any = body.model
     if type(model) is not str or not model or len(model) > _MODEL_CHARS_MAX:
         model = _only_model(model, estimator)
     text, size, token_ids = _prompt_text(body)
