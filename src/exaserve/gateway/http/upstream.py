@@ -87,7 +87,7 @@ class UpstreamConnection:
         reused: has carried an answer before, so it may be dead without our knowing.
         sent_at, idle_since: seconds, monotonic.
         silent: nothing has come back since the request was sent.
-        last_events: the last bytes that were passed on with an event in them (a comment is none).
+        last_events: the last bytes that were passed on with an event in them (a short comment is none).
         active: bytes have come since the tick last looked, which is cheaper than a clock for each.
         complete: the answer has come whole.
         clean: the client is at an event's and a chunk's end: an error event may follow.
@@ -175,7 +175,7 @@ class UpstreamConnection:
             if b'"usage"' in data:
                 self._tail = data
             self.active = True
-            if b"data:" in data:
+            if len(data) > 96 or b"data:" in data:  # looking costs as much as the rest of this; comments are short
                 self.last_events = data
             self._write(data)
         elif mode == HEAD:
