@@ -72,13 +72,10 @@ class Family:
             return
         name = self.name
         yield f"# HELP {name} {self.help}\n# TYPE {name} {self.kind}\n"
-        special = _SPECIAL
         for suffix, label_text, value in self.samples:
-            text = repr(value)
-            yield f"{name}{suffix}{label_text} {special.get(text, text)}\n"
+            yield f"{name}{suffix}{label_text} {number(value)}\n"
         for label_text, value in self.merged.items():
-            text = repr(value)
-            yield f"{name}{label_text} {special.get(text, text)}\n"
+            yield f"{name}{label_text} {number(value)}\n"
 
 
 class Histogram:
