@@ -35,12 +35,15 @@ class Recorded(Journey):
             self.effects.append(effect)
 
 
-def dispatcher(replicas: int = 3, depth: int = 2, queue: int = 3, **retry: Any) -> Dispatcher:
+def dispatcher(replicas: int = 3, depth: int = 2, queue: int = 3, per_node: int = 0, **retry: Any) -> Dispatcher:
     scheduler = Scheduler(SchedulerConfig(policy="round_robin", queue_depth_max=depth), Random(1))
     fleet = Fleet(scheduler, HealthConfig(), lambda: None)
     for k in range(replicas):
         replica = ReplicaId(f"r{k}")
-        fleet.add(ReplicaSpec(id=replica, url=f"http://r{k}:1", models=("m",)), 0.0)
+        fleet.add(
+            ReplicaSpec(id=replica, url=f"http://r{k}:1", models=("m",), node=f"n{k // per_node}" if per_node else ""),
+            0.0,
+        )
         fleet.probed(replica, ok=True, detail="ready", now=0.0, latency_s=0.0)
     return Dispatcher(
         scheduler,
@@ -186,3 +189,22 @@ def test_one_request_strikes_a_replica_once() -> None:
     assert journey.attempts == 3
     assert [what for _, _, what, _ in desk.trace].count("reset") == 1
     assert desk.fleet.member(ReplicaId("r0")).up  # type: ignore[union-attr]  # it is there
+
+
+@pytest.mark.parametrize("error", [ConnectFailed, ConnectionLost])
+def test_a_request_that_lost_its_replica_is_tried_on_other_nodes_first(error: type[ReplicaError]) -> None:
+    desk = dispatcher(replicas=8, per_node=4, depth=9)
+    journey = begin(desk)
+    assert journey.placement is not None
+    lost = journey.placement.replica_id
+    journey.perform(journey.failed(error("the machine is gone"), 1.0), 1.0)
+    assert journey.placement is not None
+    assert desk.fleet.beside(lost).isdisjoint(desk.fleet.beside(journey.placement.replica_id))
+
+
+def test_where_there_is_no_other_node_its_neighbour_takes_it_at_once() -> None:
+    desk = dispatcher(replicas=2, per_node=2)
+    journey = begin(desk)
+    journey.perform(journey.failed(ConnectFailed("refused"), 1.0), 1.0)
+    assert journey.state == table.CONNECTING
+    assert journey.attempts == 2

@@ -103,6 +103,12 @@ class Fleet:
     def member(self, replica: ReplicaId) -> Member | None:
         return self._members.get(replica)
 
+    def beside(self, replica: ReplicaId) -> frozenset[ReplicaId]:
+        """The replicas of the same node, itself included; empty where its node is not known."""
+        member = self._members.get(replica)
+        node = member.given.node if member is not None else ""
+        return frozenset(each.id for each in self._members.values() if each.given.node == node) if node else frozenset()
+
     def __contains__(self, replica: ReplicaId) -> bool:
         return replica in self._members
 

@@ -127,6 +127,7 @@ class Journey:
     total_at: float
     _tried: tuple[ReplicaId, ...] = ()
     _blamed: tuple[ReplicaId, ...] = ()
+    _beside: frozenset[ReplicaId] = frozenset()
     _ticket: Ticket | None = None
     _reconnected = False
     _answered_500 = False
@@ -172,7 +173,12 @@ class Journey:
         return self._placed(DISPATCHED, placement, now)
 
     def _place(self, event: int, now: float) -> int:
-        result = self.desk.scheduler.place(self.facts, now, self._tried)
+        scheduler = self.desk.scheduler
+        if self._beside:
+            away = scheduler.place(self.facts, now, self._beside | {*self._tried})
+            if type(away) is Placement:
+                return self._placed(event, away, now)
+        result = scheduler.place(self.facts, now, self._tried)
         if type(result) is Placement:
             return self._placed(event, result, now)
         assert isinstance(result, Refusal)
@@ -327,9 +333,16 @@ class Journey:
         kind = _failure_kind(error)
         if error.fault == "replica":
             self._blame(kind, now)
+            if kind is FailureKind.CONNECT or kind is FailureKind.RESET:
+                self._shun_node()
         if error.retryable and self._may_retry(now) and self.desk.budget.take(now):
             return self._leave(event, kind.value, now)
         return self._answer(event, error, Outcome.REPLICA_FAILED, now)
+
+    def _shun_node(self) -> None:
+        """Its replica may have gone with the whole machine: the others there come last, while they still look idle."""
+        assert self.placement is not None
+        self._beside |= self.desk.fleet.beside(self.placement.replica_id)
 
     def _may_retry(self, now: float) -> bool:
         return self.attempts < self.desk.retry.attempts_max and now < self.total_at
