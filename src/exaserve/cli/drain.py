@@ -17,6 +17,10 @@ def drain(
     admin_url: AdminUrl = None,
     admin_token_file: TokenFile = None,
 ) -> None:
-    """Take a node's replicas, or one of them, out of rotation; requests in flight go on and the engines stay up."""
+    """Take a node's replicas, or one of them, out of rotation; requests in flight go on and the engines stay up.
+
+    Where no agents run, the gateway that is asked drains its replicas itself, until it ends; also one without a node
+    (127.0.0.1:8001).
+    """
     for line in send_verb("resume" if resume else "drain", target, admin_url, admin_token_file):
         typer.echo(line)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -18,6 +19,9 @@ TokenFile = Annotated[Path | None, typer.Option("--admin-token-file", metavar="F
 DrainS = Annotated[
     float | None, typer.Option("--drain", min=0, help="Seconds to wait for requests in flight. [agents.drain]")
 ]
+_Ask = Callable[[str, str, Any], tuple[int, dict[str, Any]]]
+"""Method, path and body of a request to the admin API; status and body of its answer."""
+
 _TIMEOUT_S = 15.0
 
 
@@ -36,28 +40,50 @@ def plain(line: str) -> str:
 
 
 def send_verb(verb: str, target: str, admin_url: str | None, token_file: Path | None, **options: Any) -> list[str]:
-    """Sends it; returns the agent's lines.
+    """Sends it; returns the agent's lines. Without agents, the gateway itself drains and resumes.
 
     Raises:
         VerbFailed: with the gateway's own words, or where it cannot be reached.
     """
-    import httpx
-
     node, slash, replica = target.partition("/")
     if not node or (slash and not replica):
         raise ConfigError(f"{target!r} names no replica; name a node, or node/replica", param="NODE")
-    url = admin_url or read_environment().admin_url or "http://127.0.0.1:8900"
+    ask = _asker(admin_url, token_file)
+    body = {"replica": replica} | {name: value for name, value in options.items() if value is not None}
+    status, found = ask("POST", f"/nodes/{node}/{verb}", body)
+    error = found.get("error", {})
+    if error.get("code") == "no_agents" and verb in ("drain", "resume"):
+        return _drain_at_gateway(ask, target, resume=verb == "resume")
+    if status != 200:
+        raise VerbFailed(error.get("message", f"status {status}"))
+    return [plain(line) for line in found["lines"]]
+
+
+def _drain_at_gateway(ask: _Ask, target: str, *, resume: bool) -> list[str]:
+    replicas = [row["id"] for row in ask("GET", "/replicas", None)[1]["replicas"] if target in (row["id"], row["node"])]
+    if not replicas:
+        raise VerbFailed(f"{target} is no node and no replica here; exaserve status shows them")
+    for replica in replicas:
+        status, found = ask("POST", f"/replicas/{replica}/{'undrain' if resume else 'drain'}", None)
+        if status != 200:
+            raise VerbFailed(found.get("error", {}).get("message", f"status {status}"))
+    return [f"{replica}: {'in' if resume else 'out of'} rotation at this gateway" for replica in replicas]
+
+
+def _asker(admin_url: str | None, token_file: Path | None) -> _Ask:
+    import httpx
+
+    url = (admin_url or read_environment().admin_url or "http://127.0.0.1:8900").rstrip("/")
     headers = {}
     if token_file is not None:
         headers["authorization"] = f"Bearer {read_secret(token_file, '--admin-token-file')}"
-    body = {"replica": replica} | {name: value for name, value in options.items() if value is not None}
-    try:
-        answer = httpx.post(
-            f"{url.rstrip('/')}/nodes/{node}/{verb}", json=body, headers=headers, timeout=_TIMEOUT_S, trust_env=False
-        )
-        found = answer.json()
-    except (httpx.HTTPError, ValueError) as error:
-        raise VerbFailed(f"the gateway's admin API at {url} did not answer: {error}") from None
-    if answer.status_code != 200:
-        raise VerbFailed(found.get("error", {}).get("message", f"status {answer.status_code}"))
-    return [plain(line) for line in found["lines"]]
+
+    def ask(method: str, path: str, body: Any) -> tuple[int, dict[str, Any]]:
+        try:
+            answer = httpx.request(method, url + path, json=body, headers=headers, timeout=_TIMEOUT_S, trust_env=False)
+            return answer.status_code, answer.json()
+        except (httpx.HTTPError, ValueError) as error:
+            why = f"no gateway answers at {url} ({error}); start one, or name its admin API by --admin-url"
+            raise VerbFailed(why) from None
+
+    return ask

@@ -65,7 +65,8 @@ class Nodes:
         agents = self._control.agents
         node, name = request.path_params["node"], request.path_params["verb"]
         if agents is None:
-            return _error(404, "This gateway takes no agents: set agents.enabled.", "node_not_found", "node")
+            message = "No agents run here: set agents.enabled in the cluster file, so that one runs on each node."
+            return _error(404, message, "no_agents", "node")
         verb = next((verb for verb in VERBS if verb == name), None)
         if verb is None:
             return _error(404, f"{name!r} is none of {', '.join(VERBS)}.", "unknown_verb", "verb")
