@@ -178,3 +178,7 @@ def test_the_knee_is_looked_for(emulator, tmp_path):
 )
 def test_what_is_wrong_is_said_before_anything_is_sent(arguments, message):
     assert message in bench("http://127.0.0.1:9", *arguments, code=2)
+
+
+def test_an_endpoint_without_a_scheme_is_reached_over_plain_http():
+    assert "http://127.0.0.1:9/v1/models: " in bench("127.0.0.1:9", code=2)

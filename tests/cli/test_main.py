@@ -79,3 +79,16 @@ def test_help_keeps_columns_in_docstrings(capsys: pytest.CaptureFixture[str]) ->
         cli.main(["bench", "--help"])
     lines = capsys.readouterr().out.splitlines()
     assert any(line.strip().startswith("bench report") for line in lines)
+
+
+@pytest.mark.parametrize("command", sorted(cli.COMMANDS))
+def test_help_at_80_columns_loses_nothing(
+    command: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cut = []
+    for width in ("300", "80"):
+        monkeypatch.setenv("COLUMNS", width)
+        with pytest.raises(SystemExit):
+            cli.main([command, "--help"])
+        cut.append(capsys.readouterr().out.count("…"))
+    assert cut[0] == cut[1]

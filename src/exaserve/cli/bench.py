@@ -86,7 +86,7 @@ class _Run:
         self.setup = setup
         self.console = console
         o = setup.options
-        self.metric_urls = _metric_urls(o.metrics or [], o.targets)
+        self.metric_urls = _metric_urls(o.metrics or [], o.urls)
         self.name = o.name or o.urls[0]
         self.stop = asyncio.Event()
 

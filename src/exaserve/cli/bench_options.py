@@ -138,7 +138,7 @@ class BenchOptions:
 
     @property
     def urls(self) -> tuple[str, ...]:
-        return tuple(self.targets)
+        return tuple(url if "://" in url else f"http://{url}" for url in self.targets)
 
     @property
     def path(self) -> str:

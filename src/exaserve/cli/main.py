@@ -13,9 +13,11 @@ are printed as one message, never as a traceback.
 
 from __future__ import annotations
 
+import functools
 import importlib
 import re
 import sys
+from collections.abc import Callable
 from typing import Annotated, Any, NamedTuple
 
 import typer
@@ -86,8 +88,9 @@ def _load(name: str) -> Any:
 def _tidy(command: Any) -> Any:
     """Help as it was meant: docstrings wrapped at the terminal's width, and ``[entropy]`` not taken for markup.
 
-    Paragraphs with columns, told by two spaces, stay as they are.
+    Paragraphs with columns, told by two spaces, stay as they are. What is too long for its column is folded.
     """
+    command.format_help = functools.partial(_show_folded, command.format_help)
     if command.help:
         paragraphs = command.help.split("\n\n")
         command.help = _plain("\n\n".join(each if "  " in each else " ".join(each.split()) for each in paragraphs))
@@ -97,6 +100,29 @@ def _tidy(command: Any) -> Any:
     for each in getattr(command, "commands", {}).values():
         _tidy(each)
     return command
+
+
+def _show_folded(show: Callable[..., None], ctx: Any, formatter: Any) -> None:
+    """typer leaves its tables to rich's default, which cuts: at 80 columns options lost their names."""
+    from rich.columns import Columns
+    from rich.table import Table
+    from rich.text import Text
+    from typer import rich_utils
+
+    class Folded(Table):
+        def add_row(self, *cells: Any, **more: Any) -> None:
+            for cell in cells:
+                for part in cell.renderables if isinstance(cell, Columns) else (cell,):
+                    if isinstance(part, Text):
+                        part.overflow = "fold"
+            super().add_row(*cells, **more)
+
+    used: Any = rich_utils  # typer has no setting for it
+    used.Table = Folded
+    try:
+        show(ctx, formatter)
+    finally:
+        used.Table = Table
 
 
 def _plain(text: str) -> str:

@@ -207,7 +207,7 @@ def _reasons(rows: Sequence[Row]) -> list[Text]:
     """Why replicas are out, the same reason once for all that have it."""
     groups: dict[tuple[str, str], list[str]] = {}
     for row in rows:
-        if not row["eligible"]:
+        if not row["eligible"] and _reason(row) != _state(row):
             groups.setdefault((_state(row), _reason(row)), []).append(row["id"])
     lines = []
     for (state, reason), names in list(groups.items())[:_REASONS_MAX]:
