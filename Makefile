@@ -48,8 +48,8 @@ format: $(VENV)/.dev ## rewrite the sources in the house format
 test-compiled: $(VENV)/.dev $(VENV)/compiled/.done ## tests of the request path in its compiled form
 	@[ -d $(VENV)/compiled/exaserve ] || { echo "no C compiler: the compiled form is NOT tested on this machine"; exit 0; }; \
 	PYTHONPATH=$(CURDIR)/$(VENV)/compiled $(BIN)/python -m pytest -n $(PYTEST_WORKERS) --dist loadgroup $(PYTEST_ARGS) \
-		tests/house/test_compiled.py tests/gateway tests/serving tests/health tests/scheduling tests/perfmodel tests/simulate tests/observe \
-		tests/e2e/test_clients.py
+		tests/house/test_compiled.py tests/gateway tests/serving/test_fleet.py tests/serving/test_same_life.py tests/health tests/scheduling \
+		tests/perfmodel tests/simulate tests/observe tests/e2e/test_clients.py
 
 bench-gateway: $(VENV)/.dev $(VENV)/compiled/.done ## gateway against HAProxy and vllm-router on the same core
 	@PYTHONPATH=$(CURDIR)/$(VENV)/compiled $(BIN)/python -m benchmarks.bench_gateway
