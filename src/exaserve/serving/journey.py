@@ -189,7 +189,8 @@ class Journey:
         self.placement = placement
         self.attempts += 1
         self.deadline = self.total_at  # connecting has a bound of its own
-        self.desk.note(now, self, "placed", placement.replica_id)
+        if self.desk.trace is not None:
+            self.desk.note(now, self, "placed", placement.replica_id)
         return SEND
 
     def _refused(self, event: int, refusal: Refusal, now: float) -> int:
@@ -455,7 +456,8 @@ class Journey:
             desk.admission.cancel(ticket)
             self._dequeued(now)
             desk.on_queue(len(desk.admission))
-        desk.note(now, self, outcome.value, self.replica)
+        if desk.trace is not None:
+            desk.note(now, self, outcome.value, self.replica)
         return effect
 
     def _move(self, event: int, state: int) -> None:

@@ -28,25 +28,23 @@ _BODY_BYTES_PER_S_MIN = 1024
 hold a connection for ever. Slower than any line that carries a prompt."""
 
 
-class ClientConnection:
+class ClientConnection(ClientWriter):
     """One client.
 
     Attributes:
         exchange: the proxied request being answered, if one is.
-        writer: its writing side.
         deadline: when :meth:`expired` is to be called, seconds, monotonic; infinite while a replica is at work.
     """
 
     __slots__ = (
         "_body_at", "_clients", "_core", "_lingering", "_reader", "_reading_paused", "_serving", "deadline", "exchange",
-        "writer",
     )  # fmt: skip
 
     def __init__(self, core: Core, clients: Clients) -> None:
+        super().__init__()
         self._core = core
         self._clients = clients
         self._reader = RequestReader(core.limits, core.heads, core.receiving)
-        self.writer = ClientWriter()
         self.exchange: Exchange | None = None
         self.deadline = inf
         self._body_at = 0.0
@@ -56,16 +54,16 @@ class ClientConnection:
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         transport = cast("asyncio.Transport", transport)  # uvloop's are not subclasses
         core = self._core
-        self.writer.opened(transport)
+        self.opened(transport)
         if not self._clients.add(self):
-            self.writer.abort()
+            self.abort()
             return
         high = core.limits.buffer_high_bytes
         transport.set_write_buffer_limits(high, high // 4)
         self.deadline = core.clock() + core.timeouts.client_header_s
 
     def data_received(self, data: bytes) -> None:
-        if self.writer.closing:
+        if self.closing:
             return
         reader = self._reader
         before = reader.phase
@@ -75,8 +73,8 @@ class ClientConnection:
                 self._serve()
             elif len(reader.ready) >= self._core.limits.pipeline_max and not self._reading_paused:
                 self._reading_paused = True
-                assert self.writer.transport is not None
-                self.writer.transport.pause_reading()
+                assert self.transport is not None
+                self.transport.pause_reading()
         if reader.phase != IDLE:
             self._partial(before)
 
@@ -85,7 +83,7 @@ class ClientConnection:
         return False
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - how it ended makes no difference
-        self.writer.closing = True
+        self.closing = True
         self._reader.close()
         self._reader.ready.clear()
         self._clients.discard(self)
@@ -93,20 +91,20 @@ class ClientConnection:
         self.exchange = None
         if exchange is not None:
             exchange.client_gone()
-        self.writer.lost()
+        self.lost()
 
     def pause_writing(self) -> None:
-        self.writer.stall(self._core.clock())
+        self.stall(self._core.clock())
         upstream = self.exchange.upstream if self.exchange is not None else None
         if upstream is not None:
             upstream.pause()
 
     def resume_writing(self) -> None:
-        self.writer.stalled = False
+        self.stalled = False
         upstream = self.exchange.upstream if self.exchange is not None else None
         if upstream is not None:
             upstream.resume()
-        elif self.exchange is None and not self.writer.closing:
+        elif self.exchange is None and not self.closing:
             self._serve()
 
     # ---- serving ------------------------------------------------------------------------------------------------
@@ -127,7 +125,7 @@ class ClientConnection:
         self.deadline = min(now + core.timeouts.client_body_s, self._body_at + whole_s)
         if reader.waits_continue:
             reader.continued()
-            self.writer.write(CONTINUE)
+            self.write(CONTINUE)
 
     def _serve(self) -> None:
         """Answers what is ready, one after the other, until a replica or the client has to be waited for."""
@@ -135,14 +133,14 @@ class ClientConnection:
             return
         self._serving = True
         ready = self._reader.ready
-        while ready and self.exchange is None and not self.writer.closing and not self.writer.stalled:
+        while ready and self.exchange is None and not self.closing and not self.stalled:
             self._answer(ready.popleft())
         self._serving = False
-        if self.exchange is None and not self.writer.closing:
+        if self.exchange is None and not self.closing:
             if self._reading_paused:
                 self._reading_paused = False
-                assert self.writer.transport is not None
-                self.writer.transport.resume_reading()
+                assert self.transport is not None
+                self.transport.resume_reading()
             if not ready and self._reader.phase != IDLE:
                 self._partial(IDLE)
 
@@ -166,7 +164,7 @@ class ClientConnection:
         if core.stopping:
             request.keep_alive = False
         self.deadline = inf
-        exchange = self.exchange = Exchange(core, self.writer, request, route, facts, self._exchange_done)
+        exchange = self.exchange = Exchange(core, self, request, route, facts)
         exchange.start(core.clock())
 
     def _refuse(self, request: Request, error: ExaServeError, dialect: Dialect) -> None:
@@ -184,14 +182,14 @@ class ClientConnection:
 
     def _finish(self, request: Request, data: bytes) -> None:
         """Sends an answer of the gateway's own."""
-        self.writer.write(data)
+        self.write(data)
         core = self._core
         if not request.keep_alive or core.stopping:
             self._close()
         else:
             self.deadline = core.clock() + core.timeouts.client_keepalive_s
 
-    def _exchange_done(self, now: float) -> None:
+    def exchange_done(self, now: float) -> None:
         """The exchange has answered; the next request may be."""
         exchange = self.exchange
         if exchange is None:
@@ -208,8 +206,8 @@ class ClientConnection:
     # ---- for the owner of all connections -----------------------------------------------------------------------
     def expired(self) -> None:
         """The deadline has passed: an idle connection is closed, a slow sender told so, a lingering one cut off."""
-        if self.writer.closing or self.writer.transport is None:
-            self.writer.abort()
+        if self.closing or self.transport is None:
+            self.abort()
         elif self._reader.phase == IDLE and not self._reader.ready:
             self._close()
         else:
@@ -227,11 +225,10 @@ class ClientConnection:
         self._close()
 
     def _close(self) -> None:
-        writer = self.writer
-        transport = writer.transport
-        if writer.closing or transport is None:
+        transport = self.transport
+        if self.closing or transport is None:
             return
-        writer.closing = True
+        self.closing = True
         self._reader.close()
         now = self._core.clock()
         if self._lingering and transport.can_write_eof():
@@ -272,8 +269,8 @@ class Clients:
         for client in list(self._open):
             if client.deadline <= now:
                 client.expired()
-            elif client.writer.stalled:
-                client.writer.check_stall(now, write_s)
+            elif client.stalled:
+                client.check_stall(now, write_s)
 
     def close_idle(self) -> None:
         """Closes those that are between two requests."""
@@ -283,4 +280,4 @@ class Clients:
 
     def abort(self) -> None:
         for client in list(self._open):
-            client.writer.abort()
+            client.abort()

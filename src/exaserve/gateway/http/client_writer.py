@@ -1,5 +1,8 @@
 # compiled
-"""The writing side of a client's connection: what an exchange needs of it, and no more."""
+"""The writing side of a client's connection: what an exchange needs of it, and no more.
+
+:class:`~exaserve.gateway.http.client.ClientConnection` is the whole of it.
+"""
 
 from __future__ import annotations
 
@@ -31,6 +34,10 @@ class ClientWriter:
     def opened(self, transport: asyncio.Transport) -> None:
         self.transport = transport
         self._writer = DirectWriter(transport)
+
+    def exchange_done(self, now: float) -> None:
+        """The exchange has answered: the connection may go on to its next request."""
+        raise NotImplementedError
 
     def lost(self) -> None:
         self.closing = True

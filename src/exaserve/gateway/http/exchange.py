@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
 from hashlib import blake2b
 from math import inf
 
@@ -39,11 +38,7 @@ _MARKED_MAX = 4096
 
 
 class Exchange(Journey):
-    """See the module's text.
-
-    Args:
-        on_done: called once, when the client's connection may go on to its next request.
-    """
+    """See the module's text."""
 
     upstream: UpstreamConnection | None = None
     _connecting: Endpoint | None = None
@@ -57,14 +52,12 @@ class Exchange(Journey):
         request: Request,
         route: Route,
         facts: RequestFacts,
-        on_done: Callable[[float], None],
     ) -> None:
         Journey.__init__(self, core.dispatcher, facts, len(request.body))
         self._core = core
         self.client = client
         self.request = request
         self.route = route
-        self._on_done = on_done
         self.request_id = request.request_id or core.new_request_id()
 
     # ---- what the journey asks for ------------------------------------------------------------------------------
@@ -327,7 +320,7 @@ class Exchange(Journey):
             core.access(self._record(outcome, took_s))
         if core.dispatcher.waiting():
             core.dispatcher.wake(now)
-        self._on_done(now)
+        self.client.exchange_done(now)
 
     def _record(self, outcome: Outcome, took_s: float) -> str:
         """The request in one line, to trace it by its id."""
