@@ -120,3 +120,15 @@ def test_the_port_for_clients_is_recognised() -> None:
         pytest.raises(ExaServeError, match=r"a port of its own .*8900 unless changed.*--admin-url"),
     ):
         _look(client, "http://127.0.0.1:8000")
+
+
+def test_what_was_not_chosen_is_counted_so_that_an_empty_table_is_not_taken_for_an_empty_cluster() -> None:
+    console = Console(file=io.StringIO(), width=160, color_system=None, record=True)
+    console.print(table(snapshot([])._replace(hidden=48), None, Shown(160)))
+    assert "0 of 0 replicas ready (48 not chosen)" in console.export_text()
+
+
+def test_a_state_that_says_it_all_has_no_line_of_its_own() -> None:
+    text = printed([row("node1/r0", eligible=False, draining=True, why_not="draining")])
+    assert "1 draining" in text
+    assert "draining: draining" not in text

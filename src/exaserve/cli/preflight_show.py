@@ -42,7 +42,7 @@ def show(console: Console, report: PreflightReport, *, details: bool) -> None:
 def _table(results: list[CheckResult]) -> Table:
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, expand=True, padding=(0, 1))
     table.add_column("verdict", no_wrap=True, width=7)
-    table.add_column("check", ratio=3)
+    table.add_column("check", ratio=3, overflow="fold")
     table.add_column("found", ratio=7, overflow="fold")
     for area in AREAS:
         for result in sorted((r for r in results if r.area == area), key=lambda r: -r.verdict):

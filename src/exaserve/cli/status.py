@@ -70,7 +70,8 @@ def status(
         def look() -> Snapshot:
             found = _look(client, url)
             rows = status_table.chosen(found.data["replicas"], node or [], state or [], model or [])
-            return found._replace(data={**found.data, "replicas": rows})
+            hidden = len(found.data["replicas"]) - len(rows)
+            return found._replace(data={**found.data, "replicas": rows}, hidden=hidden)
 
         snapshot = look()
         if as_json:

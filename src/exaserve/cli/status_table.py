@@ -46,10 +46,11 @@ _REASONS_MAX, _NAMED_MAX = 6, 3
 
 
 class Snapshot(NamedTuple):
-    """What the admin API said, and when (monotonic seconds)."""
+    """What the admin API said, when (monotonic seconds), and how many of its replicas the flags left out."""
 
     data: dict[str, Any]
     taken_at: float
+    hidden: int = 0
 
 
 class Shown(NamedTuple):
@@ -134,7 +135,7 @@ def _head(now: Snapshot, before: Snapshot | None, width: int) -> list[Text]:
     parts: list[Cell] = [
         Text(data["url"], style="bold"),
         f"policy {data['policy']}",
-        f"{well} of {len(data['replicas'])} replicas ready",
+        f"{well} of {len(data['replicas'])} replicas ready" + (f" ({now.hidden} not chosen)" if now.hidden else ""),
         f"{data['in_flight']} in flight",
         f"{data['queued']} queued",
         f"{data['requests_total']} done",
