@@ -201,6 +201,7 @@ def test_a_port_in_use_names_its_field(tmp_path: Path, taken: str, field: str) -
         ("gateway: {port: 1}", (), "there are no replicas"),
         ("model: Llama-3.2-1B\nnodes: [{name: far, address: 192.0.2.7}]", (), "is not an address of this machine"),
         ("model: Llama-3.2-1B", ("--policy", "best"), "--policy: 'best' is not one of"),
+        ("model: Llama-3.2-1B", ("--port", "8900"), "error: --port: gateway.admin_port: is the same as gateway.port"),
     ],
 )
 def test_wrong_configuration_exits_2_at_once(tmp_path: Path, text: str, flags: tuple[str, ...], part: str) -> None:

@@ -15,7 +15,7 @@ import msgspec
 import typer
 from rich.console import Console
 
-from exaserve.config import Cluster, load_cluster, parse_cluster, read_environment
+from exaserve.config import Cluster, load_cluster, parse_cluster, read_environment, to_yaml
 from exaserve.domain.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ def built_in_cluster() -> Cluster:
 
 
 def with_flags(cluster: Cluster, *, port: int | None = None, policy: str | None = None) -> Cluster:
-    """``cluster`` with the flags laid over it. ConfigError for an unknown policy."""
+    """``cluster`` with the flags laid over it. ConfigError for an unknown policy, or a port that something else has."""
     if policy is not None:
         from exaserve.scheduling import POLICIES
 
@@ -68,6 +68,11 @@ def with_flags(cluster: Cluster, *, port: int | None = None, policy: str | None 
         cluster = msgspec.structs.replace(cluster, scheduling=dataclasses.replace(cluster.scheduling, policy=policy))
     if port is not None:
         cluster = msgspec.structs.replace(cluster, gateway=msgspec.structs.replace(cluster.gateway, port=port))
+        try:
+            parse_cluster(to_yaml(cluster).encode(), "--port")
+        except ConfigError as error:
+            why = re.sub(r"--port:\d+: ", "--port: ", error.message)  # lines of a text that nobody has written
+            raise ConfigError(why, param="--port") from None
     return cluster
 
 
