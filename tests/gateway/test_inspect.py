@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+from random import Random
 from typing import Any
 
 import pytest
@@ -12,30 +13,31 @@ from hypothesis import strategies as st
 
 from exaserve.config.settings import RetrySettings
 from exaserve.domain.errors import ClientError, InvalidBody, UnsupportedEncoding
-from exaserve.domain.replica import ReplicaId
+from exaserve.domain.replica import ReplicaId, ReplicaSpec
 from exaserve.domain.request import RequestFacts, Usage
 from exaserve.gateway.http.inspect import inspect
 from exaserve.gateway.http.kept import KeptResponses
 from exaserve.gateway.http.parse import Request
 from exaserve.gateway.http.routes import resolve
 from exaserve.gateway.http.usage import find_usage
+from exaserve.scheduling import Scheduler, SchedulerConfig
 from exaserve.serving.budget import RetryBudget
 
 
-class Learned:
-    served: tuple[str, ...] = ("tiny", "small")
-
-    def models(self) -> tuple[str, ...]:
-        return self.served
-
-    def bytes_per_token(self, model: str) -> float:
-        return 4.0
-
-    def expected_output(self, model: str, max_tokens: int | None) -> int:
-        return 200 if max_tokens is None else min(200, max_tokens)
+def serving(*models: str) -> Scheduler:
+    """A scheduler with a replica for each model."""
+    made = Scheduler(SchedulerConfig(), Random(1))
+    for model in models:
+        made.add(ReplicaSpec(id=ReplicaId(model), url="http://r:1", models=(model,)), 0.0)
+    return made
 
 
-def facts(data: bytes | dict[str, Any], path: str = "/v1/chat/completions", **headers: str) -> RequestFacts:
+def facts(
+    data: bytes | dict[str, Any],
+    path: str = "/v1/chat/completions",
+    served: tuple[str, ...] = ("tiny", "small"),
+    **headers: str,
+) -> RequestFacts:
     request = Request()
     request.body = data if isinstance(data, bytes) else json.dumps(data).encode()
     request.session = headers.get("session", "").encode()
@@ -44,7 +46,7 @@ def facts(data: bytes | dict[str, Any], path: str = "/v1/chat/completions", **he
     request.deadline = headers.get("deadline", "").encode()
     if "coding" in headers:
         request.head += b"\r\nContent-Encoding: " + headers["coding"].encode()
-    return inspect(request, resolve(b"POST", path.encode()), Learned())
+    return inspect(request, resolve(b"POST", path.encode()), serving(*served))
 
 
 def test_a_chat_request() -> None:
@@ -150,18 +152,18 @@ def test_what_engines_take_is_taken_at_any_size(padding: int) -> None:
     assert facts(b"\xef\xbb\xbf{" + more + b'"model":"m"}').model == "m"
 
 
-def test_what_a_body_without_a_model_means(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_body_without_a_model_means() -> None:
     form = FORM.replace(b'name="model"', b'name="language"') % b""
     with pytest.raises(InvalidBody, match="not just one model"):
         facts({"messages": []})
-    monkeypatch.setattr(Learned, "served", ("only",))
-    assert facts({"messages": []}).model == "only"
-    assert facts({"model": None}).model == "only"
-    assert facts(form, "/v1/audio/transcriptions", type="multipart/form-data; boundary=B").model == "only"
+    only = ("only",)
+    assert facts({"messages": []}, served=only).model == "only"
+    assert facts({"model": None}, served=only).model == "only"
+    assert facts(form, "/v1/audio/transcriptions", only, type="multipart/form-data; boundary=B").model == "only"
     with pytest.raises(InvalidBody, match="must be a string"):
-        facts({"model": 3})
+        facts({"model": 3}, served=only)
     with pytest.raises(InvalidBody, match="1 to 512"):
-        facts({"model": ""})
+        facts({"model": ""}, served=only)
 
 
 def test_a_deadline_is_a_whole_number_of_milliseconds() -> None:
@@ -296,7 +298,7 @@ def test_a_stored_response_is_asked_for_where_it_is_kept() -> None:
     def asked(method: bytes, path: bytes, data: bytes = b"") -> RequestFacts:
         request = Request()
         request.body = data
-        return inspect(request, resolve(method, path), Learned(), kept)
+        return inspect(request, resolve(method, path), serving("tiny", "small"), kept)
 
     for method, path in ((b"GET", b"/v1/responses/resp_a"), (b"POST", b"/v1/responses/resp_a/cancel")):
         found = asked(method, path)

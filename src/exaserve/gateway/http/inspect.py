@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import re
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 
@@ -22,10 +22,10 @@ from exaserve.gateway.http.kept import KeptResponses
 from exaserve.gateway.http.message_head import header
 from exaserve.gateway.http.parse import Request
 from exaserve.gateway.http.routes import Kind, Route
-from exaserve.scheduling import block_hashes
+from exaserve.scheduling import Scheduler, block_hashes
 from exaserve.scheduling.prefix import BLOCK_ENDS
 
-__all__ = ["Estimator", "inspect"]
+__all__ = ["inspect"]
 
 _INLINE_MEDIA = re.compile(rb'(?:data:[\w.+/-]{1,80};base64,|"data"\s*:\s*")[A-Za-z0-9+/=_\\-]{256,}')
 _MEDIA_HINT = re.compile(rb"data")
@@ -41,17 +41,7 @@ _COUNT_MAX = 128
 _BOM = b"\xef\xbb\xbf"
 
 
-class Estimator(Protocol):
-    """What the scheduler knows of models: their names, and what it has learned of their lengths."""
-
-    def models(self) -> tuple[str, ...]: ...
-
-    def bytes_per_token(self, model: str) -> float: ...
-
-    def expected_output(self, model: str, max_tokens: int | None) -> int: ...
-
-
-def inspect(request: Request, route: Route, estimator: Estimator, kept: KeptResponses | None = None) -> RequestFacts:
+def inspect(request: Request, route: Route, scheduler: Scheduler, kept: KeptResponses | None = None) -> RequestFacts:
     """Facts of a request whose body names its model, or whose path or body names a response in ``kept``.
 
     Raises:
@@ -69,20 +59,20 @@ def inspect(request: Request, route: Route, estimator: Estimator, kept: KeptResp
     if data[:1] != b"{":
         kind = header(request.head, b"content-type")
         if kind[:19].lower() == b"multipart/form-data":
-            return _multipart(request, kind, route, estimator)
+            return _multipart(request, kind, route, scheduler)
     body = _parse(request)
     model: Any = body.model
     if type(model) is not str or not model or len(model) > _MODEL_CHARS_MAX:
-        model = _only_model(model, estimator)
-    text, size, token_ids = _prompt_text(body)
+        model = _only_model(model, scheduler)
+    text, size, token_ids = _prompt_text(body, len(data))
     if token_ids:
         prompt_tokens, prompt_bytes = token_ids, 0
     else:
-        prompt_tokens, prompt_bytes = int(size / estimator.bytes_per_token(model)), size
+        prompt_tokens, prompt_bytes = int(size / scheduler.bytes_per_token(model)), size
     total = output = 0
     if route.generates:
         limit = _first_int(body.max_completion_tokens, body.max_tokens, body.max_output_tokens)
-        output = estimator.expected_output(model, limit)
+        output = scheduler.expected_output(model, limit)
         total = 0 if limit is None else prompt_tokens + limit
         if body.n is not None and type(body.n) is int and 1 < body.n <= _COUNT_MAX:
             output *= body.n
@@ -134,9 +124,9 @@ def _parse_leniently(data: bytes, error: Exception) -> Body:
     return Body(**fields)
 
 
-def _only_model(model: object, estimator: Estimator) -> str:
+def _only_model(model: object, scheduler: Scheduler) -> str:
     """What a body without a model means where only one is served, as engines take it."""
-    served = estimator.models()
+    served = scheduler.models()
     if model is None and len(served) == 1:
         return served[0]
     raise InvalidBody(_model_trouble(model), param="model")
@@ -150,10 +140,13 @@ def _model_trouble(model: object) -> str:
     return "The field 'model' must be a string."
 
 
-def _prompt_text(body: Body) -> tuple[bytes, int, int]:
+def _prompt_text(body: Body, body_bytes: int) -> tuple[bytes, int, int]:
     """Prompt text in the order in which templates render it: its beginning, its size, its token ids if it is ids."""
     messages = body.messages
     if messages is not ABSENT:
+        if body_bytes <= _MEDIA_BYTES_MIN and body.system is ABSENT and body.tools is ABSENT:
+            text = bytes(messages)  # the usual request: one small copy
+            return text, len(text), 0
         view = memoryview(messages)
         size = len(view)
         if size > _MEDIA_BYTES_MIN and _MEDIA_HINT.search(view) is not None:
@@ -215,7 +208,7 @@ def _priority(value: bytes) -> int:
         return 0
 
 
-def _multipart(request: Request, content_type: bytes, route: Route, estimator: Estimator) -> RequestFacts:
+def _multipart(request: Request, content_type: bytes, route: Route, scheduler: Scheduler) -> RequestFacts:
     """Facts of a form upload (audio): its fields ``model`` and ``stream``, wherever they stand among the parts."""
     found = re.search(rb'(?i);\s*boundary\s*=\s*(?:"([^"]{1,70})"|([^\s;]{1,70}))', content_type)
     if found is None:
@@ -225,7 +218,7 @@ def _multipart(request: Request, content_type: bytes, route: Route, estimator: E
         raise InvalidBody("The form has no parts: the boundary in its Content-Type is not in the body.")
     model = fields.get("model")
     if not model or len(model) > _MODEL_CHARS_MAX:
-        model = _only_model(model or None, estimator)
+        model = _only_model(model or None, scheduler)
     return RequestFacts(
         model=model,
         prompt_tokens=len(request.body) // 1024,  # audio: compressed seconds, not text; any steady measure will do
