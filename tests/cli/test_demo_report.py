@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import dataclasses
 import io
+import math
 import random
 
 from rich.console import Console
@@ -53,3 +55,9 @@ def test_what_spoilt_a_run_is_said_below_the_table() -> None:
     assert "node2 was ended by SIGKILL during the run" in text
     assert "97% busy" in text
     assert "errors were status 503 (7)" in text
+
+
+def test_a_run_too_short_for_windows_has_no_spread() -> None:
+    short = run("entropy", 1.0)
+    summary = dataclasses.replace(short.summary, windows=dataclasses.replace(short.summary.windows, stdev_s=math.nan))
+    assert "±" not in report(dataclasses.replace(short, summary=summary))

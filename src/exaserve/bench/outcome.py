@@ -251,8 +251,9 @@ def _rows(doc: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("time per token after the first, P50 / P99", _pair(every["token_gap"])),
         ("longest gap in an answer, P50 / P99", _pair(every["stall"])),
         ("from the sent time: first token P50 / P99", _pair(every["ttft_sent"])),
-        ("spread of windows' P99", f"± {seconds(_number(summary['windows']['stdev_s']))}"),
     ]
+    if not math.isnan(spread := _number(summary["windows"]["stdev_s"])):
+        rows.append(("spread of windows' P99", f"± {seconds(spread)}"))
     if every.get("reasoned"):
         rows.append(("first token after the reasoning, P50 / P99", _pair(every["ttfa"])))
         rows.append(("reasoning tokens per answer", number(every["reasoning_tokens"] / every["reasoned"])))

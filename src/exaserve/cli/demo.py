@@ -176,6 +176,7 @@ async def _drive(
         urls=(local.url,),
         renderer=BodyRenderer(parameters.model),
         request_timeout_s=REQUEST_TIMEOUT_S,
+        connect_timeout_s=REQUEST_TIMEOUT_S,  # on one machine, a shorter one fails requests for want of processor alone
         drain_s=DRAIN_S,
     )
     processes = {"client": [os.getpid()]}

@@ -13,6 +13,7 @@ from rich.progress import BarColumn, TextColumn
 from rich.progress import Progress as Bar
 
 from exaserve.bench import Progress, Summary
+from exaserve.bench.outcome import error_kinds
 from exaserve.cli.demo_load import KINDS, MIX, DemoParameters
 from exaserve.cli.machine import CpuUse
 from exaserve.cli.tables import Cell, Column, print_table
@@ -94,7 +95,13 @@ def print_report(console: Console, runs: list[PolicyRun]) -> None:
         rows.append([label, *cells, *([_ratio(stats[0].ttft.p99, stats[1].ttft.p99)] if pair else [])])
     spreads = [run.summary.windows.stdev_s for run in runs]
     label = f"spread of P99 over {runs[0].summary.windows.window_s:g} s windows"
-    rows.append([label, *(f"± {_seconds(each)}" for each in spreads), *([_ratio(*spreads)] if pair else [])])
+    rows.append(
+        [
+            label,
+            *("-" if math.isnan(each) else f"± {_seconds(each)}" for each in spreads),
+            *([_ratio(*spreads)] if pair else []),
+        ]
+    )
     errors = [run.summary.all.failed + run.summary.all.cut for run in runs]
     rows.append(
         [f"errors of {runs[0].summary.all.requests} requests", *(str(n) for n in errors), *([""] if pair else [])]
@@ -138,13 +145,8 @@ def _ratio(first: float, second: float) -> str:
 
 def _errors(runs: list[PolicyRun]) -> list[str]:
     """What the errors were: words of the client, and statuses that were not good."""
-    lines = []
-    for run in runs:
-        kinds = {kind: count for kind, count in run.summary.all.errors.items() if kind != "status"}
-        kinds |= {f"status {code}": n for code, n in run.summary.all.statuses.items() if code >= 400}
-        if kinds:
-            lines.append(f"{run.policy}: errors were " + ", ".join(f"{kind} ({n})" for kind, n in kinds.items()))
-    return lines
+    found = [(run.policy, error_kinds(run.summary.all.errors, run.summary.all.statuses)) for run in runs]
+    return [f"{policy}: errors were {', '.join(kinds)}" for policy, kinds in found if kinds]
 
 
 def _spoilt(runs: list[PolicyRun]) -> list[str]:
