@@ -26,6 +26,7 @@ from exaserve.domain.errors import ConfigError
 from exaserve.domain.replica import ReplicaId, Report
 from exaserve.gateway.app import Gateway
 from exaserve.gateway.fleet import agents
+from exaserve.gateway.fleet.roster import grown_exits
 from exaserve.health import HealthConfig
 from exaserve.local.null_host import NullHost
 from exaserve.observe import EventLog, null_log
@@ -334,6 +335,31 @@ async def test_verbs_through_the_admin_api() -> None:
             assert (await admin.get("/nodes")).json()["ready"] == 2
             rows = (await admin.get("/nodes/all")).json()["nodes"]
             assert [row["node"] for row in rows] == ["node1"]
+
+
+async def test_ends_of_engines_are_counted_by_cause() -> None:
+    def told(made: World) -> dict[str, float]:
+        assert made.gateway.agents is not None
+        (family,) = (each for each in made.gateway.agents.families(None) if each and "engine_exits" in each.name)
+        return {
+            line.split('"')[1]: float(line.rsplit(" ", 1)[1]) for line in family.lines() if not line.startswith("#")
+        }
+
+    async with world(1, 2) as made:
+        assert set(told(made).values()) == {0.0}, "none is told as 0"
+        agent = made.agent(0)
+        await until(lambda: len(made.eligible()) == 2)
+        unit = next(iter(agent.units.values()))
+        unit.exits.update({"other": 1, "NCCL": 2})
+        agent._unit_changed(unit)
+        await until(lambda: (told(made)["other"], told(made)["NCCL"]) == (1.0, 2.0))
+        assert told(made)["out of accelerator memory"] == 0.0
+
+
+def test_an_agent_that_began_anew_counts_from_zero() -> None:
+    assert dict(grown_exits((("NCCL", 3), ("other", 1)), (("NCCL", 5), ("other", 1)))) == {"NCCL": 2}
+    assert dict(grown_exits((("NCCL", 3),), (("NCCL", 1),))) == {"NCCL": 1}
+    assert dict(grown_exits((), (("a cause of a later version", 1),))) == {"other": 1}
 
 
 def test_an_open_port_needs_a_secret() -> None:

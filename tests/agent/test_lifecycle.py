@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from exaserve.agent import policy
 from exaserve.agent.lifecycle import HAS_PROCESS, TRANSITIONS, IllegalUnitTransition, UnitEvent, UnitState, transition
 from exaserve.agent.policy import HangWatch, RestartPolicy, alarming, diagnose, telling
+from exaserve.wire.messages import EXIT_CAUSES
 
 
 def test_every_state_can_be_reached_and_left() -> None:
@@ -92,6 +94,10 @@ def test_arguments_that_an_engine_rejects_are_named_and_not_tried_again(text, li
     found = diagnose(telling(text.splitlines(), 50))
     refused = RestartPolicy(5, 1.0, 60.0, 600.0).failed("ended with exit code 1", found, False, 0.0)
     assert (refused.delay_s, refused.reason) == (None, f"ended with exit code 1: wrong arguments: {line}")
+
+
+def test_every_cause_that_is_recognised_has_a_counter_of_its_own() -> None:
+    assert {cause for cause, _, _ in policy._SIGNS} | {"other"} == set(EXIT_CAUSES)
 
 
 def test_last_words_leave_out_what_says_nothing() -> None:

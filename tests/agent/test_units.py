@@ -261,6 +261,7 @@ async def test_a_failed_engine_starts_again_when_asked(tmp_path) -> None:
     async with node(tmp_path, "--exit", "1", settings=AgentSettings(restarts_max=0, interval_s=0.05)) as agent:
         (unit,) = agent.units.values()
         await until(lambda: unit.state is UnitState.FAILED)
+        assert unit.exits == {"other": 1}
         before = len(agent.lines)
         unit.ask("start")
         await until(lambda: any("state=starting" in line for line in agent.lines[before:]))

@@ -276,6 +276,7 @@ class NodeAgent:
             restarts=unit.restarts,
             missing=sample.report.missing if sample is not None else (),
             pid=unit.engine.pid if unit.engine is not None else 0,
+            exits=tuple(unit.exits.items()),
         )
 
     # ---- telemetry ----------------------------------------------------------------------------------------------

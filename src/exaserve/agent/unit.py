@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from random import Random
@@ -54,6 +55,7 @@ class ReplicaUnit:
         state / reason: of the life cycle.
         well: whether the last probes were good.
         restarts: after failures, since the agent began.
+        exits: ends that nobody had asked for since then, by cause.
         spec: as gateways are told; the engine's own list of models adds adapters and the context length.
     """
 
@@ -75,6 +77,7 @@ class ReplicaUnit:
         self.reason = _HELD if held == "stop" else "not started yet"
         self.well = False
         self.restarts = 0
+        self.exits: Counter[str] = Counter()
         self.engine: RunningEngine | None = None
         self.sampler = Sampler(plan.spec, clock, api_key)
         self.last_words: list[str] = []
@@ -352,6 +355,7 @@ class ReplicaUnit:
         diagnosis = diagnose(telling(self.last_words, 50))
         restart = self._policy.failed(self._failure, diagnosis, self._was_ready, self._clock())
         self.reason = restart.reason
+        self.exits[diagnosis.cause or "other"] += 1
         for line in telling(self.last_words, 8):
             self._log.warning("last_words", replica=self.spec.id, line=line)
         if restart.delay_s is None:

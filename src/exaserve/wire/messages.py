@@ -11,6 +11,7 @@ from exaserve.wire.link import WireError
 
 __all__ = [
     "CARDS_MAX",
+    "EXIT_CAUSES",
     "VERBS",
     "AgentReplicaState",
     "AgentReport",
@@ -29,6 +30,19 @@ VERBS: tuple[VerbName, ...] = ("start", "stop", "drain", "resume", "restart", "l
 """All that a gateway may ask of an agent. Nothing else is ever executed."""
 CARDS_MAX = 64
 """Accelerators of one machine that are told of."""
+EXIT_CAUSES = (
+    "damaged weights",
+    "weights are not there",
+    "wrong arguments",
+    "program not found",
+    "out of accelerator memory",
+    "port in use",
+    "NCCL",
+    "accelerator lost",
+    "engine process died",
+    "other",
+)
+"""Why an engine ended, by its last words; "other" where they say none of these."""
 WATCHES_MAX = 4096
 _M = TypeVar("_M")
 
@@ -46,6 +60,7 @@ class AgentReplicaState(msgspec.Struct, frozen=True, array_like=True):
         restarts: restarts after a failure since the agent began.
         missing: signals that the engine should give and does not.
         pid: of the engine, 0 without a process of its own.
+        exits: ends that nobody had asked for since the agent began, by cause.
     """
 
     index: int
@@ -65,6 +80,7 @@ class AgentReplicaState(msgspec.Struct, frozen=True, array_like=True):
     restarts: int = 0
     missing: tuple[str, ...] = ()
     pid: int = 0
+    exits: tuple[tuple[str, int], ...] = ()
 
 
 class AgentReport(msgspec.Struct, frozen=True, array_like=True):

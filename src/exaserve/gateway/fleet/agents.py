@@ -19,7 +19,7 @@ from exaserve.domain.replica import ReplicaId, ReplicaSpec
 from exaserve.gateway.fleet import machine_figures as figures
 from exaserve.gateway.fleet.agent_connection import HANDSHAKE_S, NodeConnection, NodeUnknown, TlsDoor
 from exaserve.gateway.fleet.members import Members
-from exaserve.gateway.fleet.roster import Row, merged
+from exaserve.gateway.fleet.roster import Row, grown_exits, merged
 from exaserve.gateway.fleet.telemetry import Telemetry
 from exaserve.observe import EventLog, Family, labels
 from exaserve.serving.fleet import Fleet
@@ -32,7 +32,7 @@ from exaserve.wire import (
     VerbResult,
     WireError,
 )
-from exaserve.wire.messages import VerbName
+from exaserve.wire.messages import EXIT_CAUSES, VerbName
 
 __all__ = ["AgentServer", "NodeUnknown"]
 
@@ -89,6 +89,8 @@ class AgentServer:
         self.strangers: set[NodeConnection] = set()
         self.agent_reports = self.bytes_received = 0
         self.batches = self.records = self.gaps = self.refused = self.losses = 0
+        self.exits = dict.fromkeys(EXIT_CAUSES, 0)
+        """Ends of engines that agents told of since this gateway began; all causes at 0 first: absent is not none."""
         self._tls = tls
         self._server: asyncio.Server | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -208,6 +210,9 @@ class AgentServer:
             family = Family(f"exaserve_agent_{name}_total", "counter", text)
             family.add(value)
             rest.append(family)
+        exits = Family("exaserve_engine_exits_total", "counter", "Ends of engines that nobody had asked for, by cause.")
+        for cause, count in self.exits.items():
+            exits.add(count, labels(cause=cause))
         restarts = Family("exaserve_replica_restarts", "gauge", "Restarts after failures, as the node's agent counts.")
         state = Family("exaserve_replica_lifecycle", "gauge", "1 for the state its agent says a replica is in.")
         for row in self.rows.values():
@@ -215,7 +220,7 @@ class AgentServer:
             if row.restarts:
                 restarts.sum(row.restarts, labels(**where))
             state.sum(1, labels(**where, state=row.state))
-        return [connected, *rest, restarts, state, *figures.families(self._figures())]
+        return [connected, *rest, exits, restarts, state, *figures.families(self._figures())]
 
     # ---- membership ---------------------------------------------------------------------------------------------
     def established(self, connection: NodeConnection, peer: Hello) -> None:
@@ -326,6 +331,9 @@ class AgentServer:
         return row
 
     def _apply(self, row: Row, state: AgentReplicaState, now: float) -> None:
+        if row.told is not None:  # what was before this gateway heard of it is not counted
+            for cause, grown in grown_exits(row.told.exits, state.exits):
+                self.exits[cause] += grown
         row.told = state
         if row.pid and state.pid and row.pid != state.pid:
             self.fleet.restarted(row.id, f"process {state.pid} instead of {row.pid}", now)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Protocol
 
 from exaserve.domain.replica import ReplicaId, ReplicaSpec
 from exaserve.wire import AgentReplicaState
+from exaserve.wire.messages import EXIT_CAUSES
 
-__all__ = ["Row", "RowOwner", "merged"]
+__all__ = ["Row", "RowOwner", "grown_exits", "merged"]
 
 
 class RowOwner(Protocol):
@@ -69,6 +71,15 @@ class Row:
             "restarts": self.restarts,
             "pid": self.pid,
         }
+
+
+def grown_exits(before: tuple[tuple[str, int], ...], now: tuple[tuple[str, int], ...]) -> Iterator[tuple[str, int]]:
+    """By how much an agent's counts have grown; one that fell is of an agent that began anew."""
+    known = dict(before)
+    for cause, count in now:
+        grown = count - known.get(cause, 0)
+        if grown:
+            yield cause if cause in EXIT_CAUSES else "other", grown if grown > 0 else count
 
 
 def merged(known: ReplicaSpec | None, state: AgentReplicaState, node: str) -> ReplicaSpec:
