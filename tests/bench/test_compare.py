@@ -5,8 +5,9 @@ import random
 import numpy as np
 import pytest
 
+from exaserve.bench import Record, Summary, summarise
 from exaserve.bench.compare import block_bootstrap, compare_runs
-from exaserve.bench.knee import KneeSearch
+from exaserve.bench.knee import KneeSearch, judge_step
 
 
 def samples(seed: int, factor: float, count: int = 800, sticky: float = 0.0) -> dict[str, dict[str, list[float]]]:
@@ -70,3 +71,32 @@ def test_the_search_closes_in_on_the_knee(knee):
     assert len(tried) <= search.steps_max
     assert search.held_per_s <= knee < search.broke_per_s
     assert search.broke_per_s - search.held_per_s <= 0.2 * knee + 0.5
+
+
+def step_at(rate_per_s: float, *, answer_s: float, answered: float = 1.0, step_s: float = 15.0) -> Summary:
+    """A step whose answers take ``answer_s`` after a first token, and which come at this share of the rate."""
+    records = []
+    for i in range(int(rate_per_s * step_s)):
+        record = Record(i, "A", i / rate_per_s, status=200)
+        record.first_token_s = record.scheduled_s / answered + 0.1
+        record.last_s = record.first_token_s + answer_s
+        record.complete = record.done = True
+        records.append(record)
+    return summarise(records, duration_s=step_s, window_s=1.0, warmup_s=1.5, scenarios=["A"])
+
+
+@pytest.mark.parametrize("answer_s", [0.1, 2.0, 5.0])
+def test_a_rate_holds_although_the_first_seconds_of_a_step_have_no_answers(answer_s: float) -> None:
+    assert judge_step(step_at(10.0, answer_s=answer_s), (), (), ()) == (True, "")
+
+
+@pytest.mark.parametrize("answer_s", [0.1, 2.0, 5.0])
+def test_a_rate_at_which_answers_fall_behind_does_not_hold(answer_s: float) -> None:
+    held, why = judge_step(step_at(10.0, answer_s=answer_s, answered=0.8), (), (), ())
+    assert not held
+    assert "answered in time" in why
+
+
+def test_a_step_shorter_than_its_answers_asks_for_a_longer_one() -> None:
+    held, why = judge_step(step_at(10.0, answer_s=12.0), (), (), ())
+    assert (held, "--step" in why) == (False, True)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from exaserve.bench.outcome import RateStep
 from exaserve.bench.slo import Gate, GateResult
-from exaserve.bench.stats import Summary
+from exaserve.bench.stats import ScenarioStats, Summary
 
 __all__ = ["KneeSearch", "judge_step"]
 
@@ -73,7 +73,12 @@ def judge_step(
         return False, "nothing was due"
     if (every.failed + every.cut) / every.requests > ERRORS_MAX:
         return False, f"{(every.failed + every.cut) / every.requests:.1%} of the requests failed"
-    if summary.requests_per_s < KEEPS_UP_SHARE * summary.offered_per_s:
+    measured_s = summary.duration_s - summary.warmup_s
+    unseen_s = _writing_s(every) - summary.warmup_s
+    if unseen_s > measured_s / 2.0:
+        return False, f"answers take {_writing_s(every):.3g} s after their first token: a longer --step can tell"
+    due_per_s = summary.offered_per_s * (1.0 - max(unseen_s, 0.0) / measured_s)
+    if summary.requests_per_s < KEEPS_UP_SHARE * due_per_s:
         return False, f"{summary.requests_per_s:.4g} of {summary.offered_per_s:.4g} requests/s were answered in time"
     missed = [result.gate.text for result in results if result.passed is False]
     if missed:
@@ -83,3 +88,12 @@ def judge_step(
         if every.ttft.p99 > limit:
             return False, f"P99 to first token is more than {LATENCY_FACTOR:g} times that of the lowest rate"
     return True, ""
+
+
+def _writing_s(stats: ScenarioStats) -> float:
+    """Mean time from the first token to the last. So long after its start a step has no answers to count.
+
+    Waiting is left out: it makes answers late where a rate is too high, and must not excuse it.
+    """
+    writing_s = stats.latency.mean - stats.ttft.mean
+    return 0.0 if math.isnan(writing_s) else writing_s
