@@ -60,8 +60,9 @@ GOOD = {
     "hop by hop": post(
         body(),
         "/v1/x",
-        "Connection: keep-alive, X-Secret",
+        "Connection: keep-alive, X-Secret, Content-Encoding",
         "X-Secret: 1",
+        "Content-Encoding: gzip",
         "Keep-Alive: timeout=5",
         "TE: gzip",
         "Proxy-Connection: keep-alive",
@@ -93,7 +94,7 @@ def test_requests_cut_at_every_byte_are_the_same(name: str) -> None:
 
 def test_what_is_forwarded() -> None:
     request = read(GOOD["hop by hop"]).ready[0]
-    assert request.head == b"POST /v1/x HTTP/1.1\r\nX-Stays: 1"
+    assert request.head == b"POST /v1/x HTTP/1.1\r\nContent-Encoding: gzip\r\nX-Stays: 1"
     understood = read(GOOD["understood"]).ready[0]
     assert (understood.session, understood.request_id, understood.origin) == (b"s1", b"id-1", b"http://o")
     assert (understood.priority, understood.deadline) == (b"3", b"500")

@@ -17,7 +17,7 @@ from typing import Generic, TypeVar
 
 from httptools import HttpParserError, HttpParserUpgrade, HttpRequestParser, HttpResponseParser
 
-__all__ = ["Heads", "cutter", "header", "is_named", "skeleton"]
+__all__ = ["Heads", "cutter", "header", "hop_by_hop", "skeleton"]
 
 _SEEN_MAX = 2048
 _SEEN_BYTES_MAX = 4096
@@ -55,10 +55,9 @@ def header(head: bytes, name: bytes) -> bytes:
     return found[1].rstrip() if found is not None else b""
 
 
-def is_named(line: bytes, connection: bytes) -> bool:
-    """Whether ``Connection`` names a header line as hop by hop (RFC 9110 7.6.1), but for what an answer cannot lose."""
-    name = line.partition(b":")[0].lower()
-    return name not in _PROTECTED and name in {token.strip().lower() for token in connection.split(b",")}
+def hop_by_hop(connection: bytes) -> set[bytes]:
+    """Lower-case names that a ``Connection`` value makes hop by hop (RFC 9110 7.6.1), without protected ones."""
+    return {token.strip().lower() for token in connection.split(b",")} - _PROTECTED
 
 
 def skeleton(data: bytes, end: int) -> tuple[bytes, int]:

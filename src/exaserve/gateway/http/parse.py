@@ -17,9 +17,9 @@ from httptools import HttpParserError, HttpParserUpgrade, HttpRequestParser
 
 from exaserve.config.settings import ClientLimits
 from exaserve.domain.errors import BadFraming, BodyTooLarge, ExaServeError, HeadersTooLarge, ReceivingTooMuch
-from exaserve.gateway.http.message_head import Heads, cutter, skeleton
+from exaserve.gateway.http.message_head import Heads, cutter, hop_by_hop, skeleton
 
-__all__ = ["BODY", "HEAD", "IDLE", "Receiving", "Request", "RequestReader", "connection_options"]
+__all__ = ["BODY", "HEAD", "IDLE", "Receiving", "Request", "RequestReader"]
 
 IDLE, HEAD, BODY = 0, 1, 2
 """Phases of a reader: between requests, inside a request's head, inside its body."""
@@ -99,13 +99,6 @@ _SPELLINGS = _KINDS | {name.title(): kind for name, kind in _KINDS.items()}
 _cut = cutter(name.decode() for name in _KINDS).split
 _LONG_WAY = frozenset({_CODING, _EXPECT, _UPGRADE})
 _SIMPLE_CONNECTION = frozenset({b"keep-alive", b"Keep-Alive"})
-_PROTECTED = frozenset({b"content-type", b"authorization", b"x-request-id"})
-"""``Connection`` cannot name these away: a hop-by-hop trick must not strip what the replica judges by."""
-
-
-def connection_options(value: bytes) -> set[bytes]:
-    """Lower-case tokens of a ``Connection`` header's value."""
-    return {token.strip().lower() for token in value.split(b",")} - {b""}
 
 
 class Receiving:
@@ -476,7 +469,7 @@ def _drop_named(request: Request) -> None:
     assert request.connection is not None
     if request.connection in (b"keep-alive", b"Keep-Alive", b"close"):
         return
-    named = connection_options(request.connection) - _PROTECTED
+    named = hop_by_hop(request.connection)
     lines = request.lines
     for start in range(len(lines) - 4, -1, -4):
         if lines[start].lower() in named:

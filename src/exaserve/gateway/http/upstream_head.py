@@ -8,7 +8,7 @@ from contextlib import suppress
 
 from httptools import HttpParserError, HttpResponseParser
 
-from exaserve.gateway.http.message_head import cutter, is_named
+from exaserve.gateway.http.message_head import cutter, hop_by_hop
 
 __all__ = ["LAST_CHUNK", "AnswerHead", "ChunkDecoder", "body_end", "read_head"]
 
@@ -84,8 +84,10 @@ class AnswerHead:
                     parts[at + 2] = b"\r\n%b: %b%b" % (name, value, parts[at + 2])
         self.lines = b"".join(parts[::3])
         if named:
+            dropped = hop_by_hop(named)
             first, *lines = self.lines.split(b"\r\n")
-            self.lines = b"\r\n".join([first, *(line for line in lines if not is_named(line, named))])
+            kept = (line for line in lines if line.partition(b":")[0].lower() not in dropped)
+            self.lines = b"\r\n".join([first, *kept])
 
 
 def _without_address(value: bytes, host: bytes) -> bytes:
