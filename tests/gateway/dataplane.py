@@ -13,7 +13,7 @@ from exaserve.domain.replica import ReplicaId, ReplicaSpec
 from exaserve.gateway import core as core_module
 from exaserve.gateway.core import Core
 from exaserve.gateway.data_plane import DataPlane
-from exaserve.gateway.http.upstream import UpstreamConnection
+from exaserve.gateway.http.pool import Connecting
 from exaserve.health import FailureKind, HealthConfig
 from exaserve.observe.metrics import GatewayMetrics
 from exaserve.scheduling import Admission, AdmissionConfig, Scheduler, SchedulerConfig
@@ -149,20 +149,15 @@ class Bench:
         self.fleet.add(ReplicaSpec(id=name, url=url, models=(MODEL,)), self.clock.now)
         self.fleet.probed(name, ok=True, detail="ready", now=self.clock.now, latency_s=0.0)
         for _ in range(idle):
-            self.open(index)
+            self.open(name)
 
-    def open(self, index: int) -> MockTransport:
-        """One more idle connection to a replica."""
-        name, url = f"r{index}", f"http://127.0.0.1:{9000 + index}"
+    def open(self, replica: str, waiter: Connecting | None = None) -> MockTransport:
+        """One more connection to a replica, for ``waiter`` or idle."""
         pool = self.core.pool
-        endpoint = pool.endpoint(name, url)
-        upstream = UpstreamConnection(endpoint, pool._closed, pool._heads)
+        upstream = pool.protocol(pool.endpoint(replica, f"http://127.0.0.1:{9000 + int(replica[1:])}"))
         transport = MockTransport(upstream)
-        upstream.idle_since = self.clock.now
-        upstream.reused = True
-        pool._open.add(upstream)
-        endpoint.idle.append(upstream)
         self.upstreams.append(transport)
+        pool.adopt(upstream, waiter)
         return transport
 
     def client(self) -> MockTransport:

@@ -25,7 +25,6 @@ from tests.gateway.dataplane import (
 )
 
 from exaserve.domain.request import Outcome, Usage
-from exaserve.gateway.http.upstream import UpstreamConnection
 from exaserve.health import FailureKind
 from exaserve.scheduling import AdmissionConfig, Placement
 
@@ -36,17 +35,6 @@ def connecting(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str,
     asked: list[tuple[str, Any]] = []
     monkeypatch.setattr(bench.core.pool, "connect", lambda endpoint, waiter: asked.append((endpoint.replica, waiter)))
     return asked
-
-
-def connect(bench: Bench, waiter: Any) -> MockTransport:
-    """Plays the pool: a fresh connection for ``waiter``."""
-    endpoint = waiter._connecting
-    upstream = UpstreamConnection(endpoint, bench.core.pool._closed, bench.core.pool._heads)
-    transport = MockTransport(upstream)
-    bench.core.pool._open.add(upstream)
-    bench.upstreams.append(transport)
-    waiter.connected(upstream)
-    return transport
 
 
 def ask(bench: Bench, data: bytes | None = None) -> MockTransport:
@@ -210,7 +198,7 @@ def test_head_requests_and_bodyless_statuses() -> None:
     (answer,) = read_answers(client.take(), bodyless=True)
     assert answer.headers["content-length"] == "10"
     bench.settled()
-    bench.open(0)
+    bench.open("r0")
     client.protocol.data_received(post())
     bench.answer(b"HTTP/1.1 204 No Content\r\n\r\n")
     (answer,) = read_answers(client.take())
@@ -327,7 +315,7 @@ def test_a_dead_idle_connection_is_replaced_at_the_same_replica(monkeypatch: pyt
     first.lose()
     assert [replica for replica, _ in asked] == [name]
     assert bench.health.bad == [], "it says nothing about the replica"
-    fresh = connect(bench, asked[0][1])
+    fresh = bench.open(*asked[0])
     fresh.protocol.data_received(plain())
     assert read_answers(client.take())[0].headers["x-exaserve-replica"] == name
     bench.settled()
@@ -338,9 +326,28 @@ def test_a_fresh_connection_that_dies_counts_and_moves_on(monkeypatch: pytest.Mo
     asked = connecting(bench, monkeypatch)
     client = ask(bench)
     bench.busy().lose()
-    connect(bench, asked[0][1]).lose()
+    bench.open(*asked[0]).lose()
     assert [kind for _, kind in bench.health.bad] == [FailureKind.RESET]
     bench.answer(plain())
+    assert read_answers(client.take())[0].status == 200
+    bench.settled()
+
+
+def test_a_connection_that_is_closed_before_it_can_be_used_moves_the_request_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    bench = Bench(2, idle=0)
+    asked = connecting(bench, monkeypatch)
+    client = ask(bench)
+    ((replica, waiter),) = asked
+    pool = bench.core.pool
+    upstream = pool.protocol(pool.endpoint(replica, f"http://127.0.0.1:{9000 + int(replica[1:])}"))
+    MockTransport(upstream).lose()
+    pool.adopt(upstream, waiter)
+    assert bench.health.bad == [(replica, FailureKind.CONNECT)]
+    assert len(pool) == 0
+    bench.plane.tick(bench.clock.now + 1)
+    bench.open(*asked[1]).protocol.data_received(plain())
     assert read_answers(client.take())[0].status == 200
     bench.settled()
 
@@ -584,12 +591,7 @@ def test_a_client_that_leaves_releases_everything(phase: str, monkeypatch: pytes
     bench.settled()
     assert all(t.aborted for t in bench.upstreams if t.take() and phase != "backing off")
     if phase == "connecting":
-        waiter = asked[0][1]
-        waiter.connected(
-            UpstreamConnection(
-                bench.core.pool.endpoint("r0", "http://127.0.0.1:9000"), bench.core.pool._closed, bench.core.pool._heads
-            )
-        )
+        bench.open(*asked[0])
         bench.settled()
     bench.plane.tick(bench.clock.now + 10_000)
     bench.settled()
@@ -611,7 +613,7 @@ def test_outcomes_are_counted_once(monkeypatch: pytest.MonkeyPatch) -> None:
     ask(bench)
     bench.answer(plain(b"{}", "400 Bad"))
     ask(bench).lose()
-    bench.open(0)
+    bench.open("r0")
     ask(bench)
     bench.answer(plain(b"{}", "500 Bad"))
     assert done == [Outcome.COMPLETED, Outcome.REJECTED, Outcome.CLIENT_GONE, Outcome.REPLICA_ERROR]
@@ -703,7 +705,7 @@ def test_a_body_that_trickles_is_given_up_and_a_slow_one_is_not() -> None:
     (answer,) = read_answers(trickle.take())
     assert answer.status == 408
     assert slow.take() == b""
-    bench.open(0)
+    bench.open("r0")
     slow.protocol.data_received(data[70 * 1100 :])
     bench.answer(plain())
     assert read_answers(slow.take())[0].status == 200

@@ -56,7 +56,7 @@ class Live:
         for index in range(REPLICAS):
             endpoint = bench.core.pool.endpoint(f"r{index}", f"http://127.0.0.1:{9000 + index}")
             while len(endpoint.idle) < 4:
-                bench.open(index)
+                bench.open(f"r{index}")
             for upstream in endpoint.idle:
                 upstream.idle_since = bench.clock.now
 

@@ -69,11 +69,7 @@ class UpstreamPool:
     def give_back(self, upstream: UpstreamConnection, now: float) -> None:
         """Takes a connection back after an answer, if it can carry another."""
         if upstream.recycle(now):
-            endpoint = upstream.endpoint
-            if endpoint.live and len(endpoint.idle) < _IDLE_MAX:
-                endpoint.idle.append(upstream)
-            else:
-                upstream.abort()
+            self._park(upstream)
 
     def _park(self, upstream: UpstreamConnection) -> None:
         endpoint = upstream.endpoint
@@ -94,7 +90,7 @@ class UpstreamPool:
         try:
             async with asyncio.timeout(limit_s):
                 _, upstream = await loop.create_connection(  # type: ignore[type-var]  # it has the methods, not the base
-                    lambda: UpstreamConnection(endpoint, self._closed, self._heads), endpoint.host, endpoint.port
+                    lambda: self.protocol(endpoint), endpoint.host, endpoint.port
                 )
         except TimeoutError:
             waiter.connect_failed(
@@ -107,12 +103,25 @@ class UpstreamPool:
         except UnicodeError:
             waiter.connect_failed(endpoint, ConnectFailed("The replica cannot be reached: its name is no host name."))
         else:
-            self._open.add(upstream)
+            self.adopt(upstream, waiter)
+
+    def protocol(self, endpoint: Endpoint) -> UpstreamConnection:
+        """The protocol for a new connection to ``endpoint``; :meth:`adopt` takes it once it is connected."""
+        return UpstreamConnection(endpoint, self._closed, self._heads)
+
+    def adopt(self, upstream: UpstreamConnection, waiter: Connecting | None = None) -> None:
+        """Takes a connection that has just been made, for ``waiter`` or else, or if that leaves it idle, to be kept."""
+        if not upstream.ready:
+            if waiter is not None:
+                waiter.connect_failed(upstream.endpoint, ConnectFailed("The replica closed the connection at once."))
+            return
+        self._open.add(upstream)
+        if waiter is not None:
             waiter.connected(upstream)
-            if upstream.relay is None and upstream.ready:
-                upstream.idle_since = self._clock()
-                upstream.reused = True  # by the time it is used it may be dead, like any other idle connection
-                self._park(upstream)
+        if upstream.relay is None and upstream.ready:
+            upstream.idle_since = self._clock()
+            upstream.reused = True  # by the time it is used it may be dead, like any other idle connection
+            self._park(upstream)
 
     def _closed(self, upstream: UpstreamConnection) -> None:
         self._open.discard(upstream)
