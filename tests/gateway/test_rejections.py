@@ -47,3 +47,24 @@ async def test_what_all_reject_is_passed_on_from_all() -> None:
         assert statuses == {422}
         assert gateway.scheduler.shunned() == {}
         assert min(engine.asked["/v1/chat/completions"] for engine in (one, two)) >= 5
+
+
+async def test_a_probe_of_that_kind_finds_the_mended_one_without_a_clients_request() -> None:
+    async with FakeEngine() as good, FakeEngine() as bad, running(good, bad) as gateway, client_of(gateway) as client:
+        good.answers["/v1/chat/completions"] = (200, b'{"choices":[]}')
+        bad.answers["/v1/chat/completions"] = (400, b'{"error":{"message":"no chat template"}}')
+        await until(lambda: all(state.standing.available for state in gateway.scheduler.states().values()))
+        gateway.scheduler.set_policy("least_connections")
+        for _ in range(40):  # fewer answers of the peer would leave doubt
+            await client.post("/v1/chat/completions", json=CHAT)
+        assert gateway.scheduler.shunned()
+        asked = bad.asked["/v1/chat/completions"]
+        await until(lambda: bad.asked["/v1/chat/completions"] >= asked + 3)
+        assert gateway.scheduler.shunned(), "still rejected"
+        assert (await client.post("/v1/chat/completions", json=CHAT)).status_code == 200
+        assert gateway.state(bad).standing.available
+        bad.answers["/v1/chat/completions"] = (200, b'{"choices":[]}')
+        await until(lambda: not gateway.scheduler.shunned())
+        assert any("replica_accepts_again" in line for line in gateway.lines)
+        statuses = [(await client.post("/v1/chat/completions", json=CHAT)).status_code for _ in range(10)]
+        assert statuses == [200] * 10

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Awaitable, Callable
+from types import MappingProxyType
 
 import msgspec
 
@@ -14,10 +15,14 @@ from exaserve.domain.replica import ModelCard
 from exaserve.engines.fetch import Fetched
 from exaserve.engines.registry import health_path
 
-__all__ = ["DIALECTS", "NEXT_DIALECT", "Ask", "ask_completion", "ask_models", "completion_probe", "reason_of"]
+__all__ = ["DIALECTS", "NEXT_DIALECT", "ROUTES", "Ask", "ask_completion", "ask_models", "completion_probe", "reason_of"]
 
 DIALECTS = ("completions", "chat", "embeddings", "health")
 """In the order they are tried. ``health`` only says that the process lives."""
+ROUTES = MappingProxyType(
+    {"/v1/completions": "completions", "/v1/chat/completions": "chat", "/v1/embeddings": "embeddings"}
+)
+"""The dialect that asks for each route of which there is a smallest request."""
 MODELS_MAX = 1024
 """Models of one engine that are taken note of: an agent's picture has room for no more."""
 NEXT_DIALECT = frozenset({400, 404, 405, 422, 501})

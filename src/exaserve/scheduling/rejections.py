@@ -8,7 +8,8 @@ them than its peers (three standard deviations beyond their share, and most of a
 rejected several and its peers have not answered any yet. For other kinds of requests it stays as good as any.
 
 Shunned replicas are tried again: by a probe of that kind (:meth:`Rejections.forgive`), or by a client's request once
-their time is over. That time doubles while they go on rejecting.
+their time is over. That time doubles while they go on rejecting, and is put off while probes are rejected too
+(:meth:`Rejections.postpone`).
 """
 
 from __future__ import annotations
@@ -154,6 +155,12 @@ class Rejections:
             kind.rejected += count.rejected
             self._release(route, replica)
         return shunned
+
+    def postpone(self, replica: ReplicaId, route: str, until: float) -> None:
+        """Leave it alone until then at least: a probe was rejected too. Nothing where it is not shunned any more."""
+        shunned = self.shunned.get(route, {})
+        if replica in shunned:
+            shunned[replica] = max(shunned[replica], until)
 
     def forgive(self, replica: ReplicaId, route: str | None = None) -> None:
         """Forget what the replica rejected, of one kind or all: it has answered a probe well, or left, or restarted."""

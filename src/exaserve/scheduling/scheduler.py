@@ -167,6 +167,12 @@ class Scheduler:
         if pool is not None:
             pool.rejections.forgive(replica, route)
 
+    def postpone(self, replica: ReplicaId, model: str, route: str, until: float) -> None:
+        """A probe of that model and route was rejected: no client's request tries the replica before ``until``."""
+        pool = self._pools.get(model)
+        if pool is not None:
+            pool.rejections.postpone(replica, route, until)
+
     def report(self, report: Report, now: float) -> None:
         """Take a replica's telemetry. Stale, older than the one held, or of an unknown replica: ignored."""
         ledger = self._ledgers.get(report.replica)

@@ -4,6 +4,8 @@ generate.
 A replica's first probe also asks ``/v1/models`` for what it serves and how long a context it takes, and so does the
 first one after it was out or has restarted. All replicas are probed at once at the start, so that a gateway is ready as
 soon as they are.
+
+A replica that rejects one kind of request, which its peers accept, is asked for that kind too, until it is mended.
 """
 
 from __future__ import annotations
@@ -11,13 +13,23 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 
 from exaserve.engines.fetch import Fetched, fetch
-from exaserve.engines.probe import DIALECTS, NEXT_DIALECT, Ask, ask_completion, ask_models, reason_of
+from exaserve.engines.probe import (
+    DIALECTS,
+    NEXT_DIALECT,
+    ROUTES,
+    Ask,
+    ask_completion,
+    ask_models,
+    completion_probe,
+    reason_of,
+)
 from exaserve.observe import EventLog
 from exaserve.serving.fleet import TICK_S, Fleet
 from exaserve.serving.member import Member
+from exaserve.serving.trials import Trial, Trials
 
 __all__ = ["Probes"]
 
@@ -44,6 +56,9 @@ class Probes:
         self._on_models = on_models
         self._clock = clock
         self._api_key = api_key
+        # Often enough that a probe comes before a client's request would.
+        round_s = min(fleet.config.probe_interval_s, 0.5 * fleet.scheduler.config.reject_shun_s)
+        self._trials = Trials(fleet.scheduler, ROUTES, round_s)
         self._tasks: set[asyncio.Task[None]] = set()
         self._timer: asyncio.Handle | None = None
 
@@ -69,9 +84,27 @@ class Probes:
                 break
             member = fleet.member(replica)
             if member is not None:
-                task = loop.create_task(self._probe(member, fleet.probe_started(replica)))
-                self._tasks.add(task)
-                task.add_done_callback(self._tasks.discard)
+                self._spawn(self._probe(member, fleet.probe_started(replica)))
+        for trial in self._trials.due(now, max(fleet.config.probes_max - len(self._tasks), 0)):
+            member = fleet.member(trial[0])
+            if member is not None and member.up:
+                self._spawn(self._try(trial, member))
+
+    def _spawn(self, work: Coroutine[None, None, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _try(self, trial: Trial, member: Member) -> None:
+        """Asks for a kind of request that clients get rejected; says nothing of the replica's health."""
+        replica, model, route = trial
+        timeout_s = self._fleet.config.probe_timeout_s
+        method, path, body = completion_probe(ROUTES[route], model, "")
+        result = await self._fetch(member, timeout_s, method, path, body)
+        if self._fleet.member(replica) is member and self._trials.finished(
+            trial, result.status, self._clock(), timeout_s
+        ):
+            self._log.info("replica_accepts_again", replica=replica, model=model, route=route)
 
     async def _probe(self, member: Member, timeout_s: float) -> None:
         """One probe, whatever happens ends in exactly one verdict, unless the replica has been removed meanwhile."""
@@ -85,14 +118,15 @@ class Probes:
                     member.id, self._clock(), status=result.status, latency_s=result.latency_s, error=error
                 )
 
+    async def _fetch(self, member: Member, timeout_s: float, method: str, path: str, body: bytes) -> Fetched:
+        url = member.ledger.url
+        return await fetch(url, method, path, timeout_s=timeout_s, body=body, api_key=self._api_key, clock=self._clock)
+
     async def _ask(self, member: Member, timeout_s: float) -> Fetched:
         """The models where they are due, then the completion."""
-        url = member.ledger.url
 
         async def ask(method: str, path: str, body: bytes) -> Fetched:
-            return await fetch(
-                url, method, path, timeout_s=timeout_s, body=body, api_key=self._api_key, clock=self._clock
-            )
+            return await self._fetch(member, timeout_s, method, path, body)
 
         if self._fleet.models_due(member, self._clock()):
             listing = await self._ask_models(member, ask)
