@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 from tests.gateway.dataplane import EVENTS, MODEL, STREAM_HEAD, UNMOVED, Bench, MockTransport, body, chunk, plain, post
+from tests.simulate.small import PROFILE
 
 from exaserve.config import Cluster, GatewaySettings
 from exaserve.domain.replica import ReplicaId, ReplicaSpec
-from exaserve.perfmodel import EngineProfile
 from exaserve.scheduling import POLICIES, AdmissionConfig, SchedulerConfig
 from exaserve.serving import transitions as table
 from exaserve.serving.config import RetrySettings
@@ -28,16 +28,6 @@ OUTPUT = 8
 TIMES: dict[str, Any] = {"first_byte_s": 6.0, "between_bytes_s": 3.0, "total_s": 15.0}
 RETRY: dict[str, Any] = {"budget_min_per_s": 0.2, "budget_ratio": 0.3}
 QUEUE = AdmissionConfig(queue_max=4, wait_max_s=2.0, tenant_share=1.0)
-PROFILE = EngineProfile(
-    prefill_tokens_per_s=20_000.0,
-    decode_fixed_s=0.01,
-    decode_per_seq_s=1e-5,
-    decode_per_kv_token_s=1e-8,
-    kv_tokens_max=400_000,
-    kv_bytes_per_token=1e5,
-    max_model_len=32_768,
-    overhead_s=0.001,
-)
 Entry = tuple[float, int, str, str]
 
 
