@@ -8,7 +8,7 @@ BIN := $(VENV)/bin
 PYTEST_WORKERS ?= 2
 PURE := $(wildcard $(addprefix src/exaserve/,domain scheduling health perfmodel planning preflight report serving workload))
 
-.PHONY: help setup demo test test-compiled check format bench-gateway bench-simulate bench-bringup bench-telemetry bench-loss clean
+.PHONY: help setup demo test test-compiled check format bench-path bench-gateway bench-simulate bench-bringup bench-telemetry bench-loss clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' Makefile
@@ -50,6 +50,9 @@ test-compiled: $(VENV)/.dev $(VENV)/compiled/.done ## tests of the request path 
 	PYTHONPATH=$(CURDIR)/$(VENV)/compiled $(BIN)/python -m pytest -n $(PYTEST_WORKERS) --dist loadgroup $(PYTEST_ARGS) \
 		tests/house/test_compiled.py tests/gateway tests/serving/test_fleet.py tests/serving/test_same_life.py tests/health tests/scheduling \
 		tests/perfmodel tests/simulate tests/observe tests/e2e/test_clients.py
+
+bench-path: $(VENV)/.dev $(VENV)/compiled/.done ## CPU of the data plane alone; AGAINST=FOLDER compares with another build
+	@PYTHONPATH=$(CURDIR)/$(VENV)/compiled $(BIN)/python -m benchmarks.bench_path $(if $(AGAINST),--against "$(AGAINST)")
 
 bench-gateway: $(VENV)/.dev $(VENV)/compiled/.done ## gateway against HAProxy and vllm-router on the same core
 	@PYTHONPATH=$(CURDIR)/$(VENV)/compiled $(BIN)/python -m benchmarks.bench_gateway
