@@ -32,7 +32,8 @@ from mypyc.build import mypycify
 from setuptools import Distribution
 from setuptools.command.build_ext import build_ext
 where, sources = sys.argv[1], sys.argv[2:]
-options = ["--config-file=", "--no-site-packages", "--ignore-missing-imports", "--follow-imports=silent"]
+options = ["--config-file=", "--cache-dir=" + where + "/cache"]
+options += ["--no-site-packages", "--ignore-missing-imports", "--follow-imports=silent"]
 extensions = mypycify([*options, *sources], opt_level="2", group_name="exaserve", target_dir=where + "/c")
 command = build_ext(Distribution({"name": "exaserve", "ext_modules": extensions}))
 command.build_lib, command.build_temp = where + "/lib", where + "/tmp"
