@@ -47,24 +47,24 @@ format: $(VENV)/.dev ## rewrite the sources in the house format
 
 test-compiled: $(VENV)/.dev $(VENV)/compiled/.done ## tests of the request path in its compiled form
 	@[ -d $(VENV)/compiled/exaserve ] || { echo "no C compiler: the compiled form is NOT tested on this machine"; exit 0; }; \
-	PYTHONPATH=$(CURDIR)/$(VENV)/compiled $(BIN)/python -m pytest -n $(PYTEST_WORKERS) --dist loadgroup $(PYTEST_ARGS) \
+	PYTHONPATH="$(CURDIR)/$(VENV)/compiled" $(BIN)/python -m pytest -n $(PYTEST_WORKERS) --dist loadgroup $(PYTEST_ARGS) \
 		tests/house/test_compiled.py tests/gateway tests/serving/test_fleet.py tests/serving/test_same_life.py tests/health tests/scheduling \
 		tests/perfmodel tests/simulate tests/observe tests/e2e/test_clients.py
 
 bench-path: $(VENV)/.dev $(VENV)/compiled/.done ## CPU of the data plane alone; AGAINST=FOLDER compares with another build
-	@PYTHONPATH=$(CURDIR)/$(VENV)/compiled $(BIN)/python -m benchmarks.bench_path $(if $(AGAINST),--against "$(AGAINST)")
+	@PYTHONPATH="$(CURDIR)/$(VENV)/compiled" $(BIN)/python -m benchmarks.bench_path $(if $(AGAINST),--against "$(AGAINST)")
 
 bench-gateway: $(VENV)/.dev $(VENV)/compiled/.done ## gateway against HAProxy and vllm-router on the same core
-	@PYTHONPATH=$(CURDIR)/$(VENV)/compiled $(BIN)/python -m benchmarks.bench_gateway
+	@PYTHONPATH="$(CURDIR)/$(VENV)/compiled" $(BIN)/python -m benchmarks.bench_gateway
 
 bench-simulate: $(VENV)/.dev $(VENV)/compiled/.done ## simulated seconds per second: 3,072 replicas, 28,000 requests/s
-	@PYTHONPATH=$(CURDIR)/$(VENV)/compiled $(BIN)/python -m benchmarks.bench_simulate
+	@PYTHONPATH="$(CURDIR)/$(VENV)/compiled" $(BIN)/python -m benchmarks.bench_simulate
 
 bench-bringup: $(VENV)/.dev ## null engines on 16 to 512 nodes, from exaserve up to all ready
 	@$(BIN)/python -m benchmarks.bench_bringup
 
 bench-telemetry: $(VENV)/.dev $(VENV)/compiled/.done ## what 3,072 pushed and 48 polled replicas cost one gateway
-	@PYTHONPATH=$(CURDIR)/$(VENV)/compiled $(BIN)/python -m benchmarks.bench_telemetry
+	@PYTHONPATH="$(CURDIR)/$(VENV)/compiled" $(BIN)/python -m benchmarks.bench_telemetry
 
 bench-loss: $(VENV)/.dev ## how soon losses and returns of agents, nodes, engines, peers and clients are noticed
 	@$(BIN)/python -m benchmarks.bench_loss
