@@ -11,8 +11,7 @@ import pytest
 from tests.agent.test_mutual_tls import Source
 from tests.ports import free_port
 
-from exaserve.agent import uplink as module
-from exaserve.agent.uplink import Uplink
+from exaserve.agent.uplink import Uplink, UplinkTimes
 from exaserve.observe import EventLog, null_log
 from exaserve.wire import WireLink, encode_batch
 
@@ -44,16 +43,18 @@ class Mute(asyncio.Protocol):
         self.lives.append(Life(asyncio.get_running_loop().time() - self.began, self.allowed_s))
 
 
-async def lives_at(monkeypatch: pytest.MonkeyPatch, count: int, settled_s: float) -> list[Life]:
+def uplink_to(port: int, log: EventLog, times: UplinkTimes) -> Uplink:
+    clock = asyncio.get_running_loop().time
+    return Uplink(Source(), "127.0.0.1", port, token=None, tls=None, log=log, rng=Random(0), clock=clock, times=times)
+
+
+async def lives_at(count: int, settled_s: float) -> list[Life]:
     """The first ``count`` connections."""
-    monkeypatch.setattr(module, "_SILENCE_S", QUIET_S)
-    monkeypatch.setattr(module, "_SILENCE_MAX_S", 4 * QUIET_S)
-    monkeypatch.setattr(module, "_SETTLED_S", settled_s)
-    monkeypatch.setattr(module, "_BACKOFF_MAX_S", 0.05)
+    times = UplinkTimes(silence_s=QUIET_S, silence_max_s=4 * QUIET_S, settled_s=settled_s, backoff_max_s=0.05)
     loop = asyncio.get_running_loop()
     lives: list[Life] = []
     port = free_port()
-    uplink = Uplink(Source(), "127.0.0.1", port, token=None, tls=None, log=null_log(), rng=Random(0), clock=loop.time)
+    uplink = uplink_to(port, null_log(), times)
     server = await loop.create_server(lambda: Mute(lives, uplink), "127.0.0.1", port)
     uplink.start()
     try:
@@ -67,35 +68,31 @@ async def lives_at(monkeypatch: pytest.MonkeyPatch, count: int, settled_s: float
     return lives[:count]
 
 
-async def test_a_gateway_that_is_silent_again_and_again_is_given_more_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    lives = await lives_at(monkeypatch, 4, settled_s=60.0)
+async def test_a_gateway_that_is_silent_again_and_again_is_given_more_time() -> None:
+    lives = await lives_at(4, settled_s=60.0)
     allowed = [round(life.allowed_s / QUIET_S) for life in lives]
     assert allowed == [1, 2, 4, 4], "a cut is noticed as soon as ever, and no later than the bound"
     assert all(life.kept_s >= life.allowed_s for life in lives)
 
 
-async def said_of(port: int, seconds_s: float) -> list[str]:
+async def said_of(seconds_s: float, times: UplinkTimes) -> list[str]:
     """What an uplink logs of a gateway that is not there."""
     lines: list[str] = []
     log = EventLog(lines.append, burst_max=1000)
-    loop = asyncio.get_running_loop()
-    uplink = Uplink(Source(), "127.0.0.1", port, token=None, tls=None, log=log, rng=Random(0), clock=loop.time)
+    uplink = uplink_to(free_port(), log, times)
     uplink.start()
     await asyncio.sleep(seconds_s)
     await uplink.close()
     return lines
 
 
-async def test_a_gateway_that_starts_later_is_no_warning_and_one_that_is_not_there_is_one(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    assert await said_of(free_port(), 0.5) == []
-    monkeypatch.setattr(module, "_TELL_AFTER_S", 0.1)
-    (line,) = await said_of(free_port(), 1.0)
+async def test_a_gateway_that_starts_later_is_no_warning_and_one_that_is_not_there_is_one() -> None:
+    assert await said_of(0.5, UplinkTimes()) == []
+    (line,) = await said_of(1.0, UplinkTimes(tell_after_s=0.1))
     assert "event=gateway_lost" in line and 'why="cannot connect: Connection refused"' in line
 
 
-async def test_silence_after_a_long_time_is_a_first_silence(monkeypatch: pytest.MonkeyPatch) -> None:
-    lives = await lives_at(monkeypatch, 5, settled_s=0.0)
+async def test_silence_after_a_long_time_is_a_first_silence() -> None:
+    lives = await lives_at(5, settled_s=0.0)
     assert {life.allowed_s for life in lives} == {QUIET_S}
     assert min(life.kept_s for life in lives) >= QUIET_S

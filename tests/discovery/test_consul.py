@@ -16,8 +16,7 @@ from tests.discovery.following import following
 from tests.gateway.running import until
 
 from exaserve.discovery import Belief, Defaults, SourceError
-from exaserve.discovery import consul as consul_module
-from exaserve.discovery.consul import ConsulDiscovery, ConsulRegistration
+from exaserve.discovery.consul import QUERIES_BURST, QUERIES_PER_S, ConsulDiscovery, ConsulRegistration
 from exaserve.discovery.http import Tls
 from exaserve.domain.replica import ReplicaId, ReplicaSpec
 
@@ -111,11 +110,10 @@ async def test_an_index_that_goes_backwards_starts_again():
 
 
 @pytest.mark.parametrize("index", ["0", "-5", "", "many"])
-async def test_an_index_that_is_none_is_polled_at_a_walk(index: str, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(consul_module, "POLL_S", 60.0)
+async def test_an_index_that_is_none_is_polled_at_a_walk(index: str):
     async with FakeConsul() as consul:
         consul.raw = (200, b"[]", {"X-Consul-Index": index})
-        async with following(source_of(consul.url)) as seen:
+        async with following(source_of(consul.url, poll_s=60.0)) as seen:
             await until(lambda: seen.batches)
             await asyncio.sleep(0.4)
             assert len(consul.asked) == 1
@@ -132,7 +130,7 @@ async def test_a_service_that_changes_all_the_time_is_not_asked_in_a_circle():
             while time.monotonic() < began + 1.5:
                 consul.touch("vllm")
                 await asyncio.sleep(0.002)
-            allowed = (time.monotonic() - began) * consul_module.QUERIES_PER_S + consul_module.QUERIES_BURST
+            allowed = (time.monotonic() - began) * QUERIES_PER_S + QUERIES_BURST
             assert len(consul.asked) <= allowed + 2
 
 

@@ -73,14 +73,13 @@ async def test_what_does_not_fit_is_asked_for_over_tcp():
             assert dns.tcp >= 1
 
 
-async def test_the_next_name_server_answers_when_one_is_silent_or_fails(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("exaserve.discovery.dns.TRY_S", 0.1)
+async def test_the_next_name_server_answers_when_one_is_silent_or_fails():
     async with FakeDns() as one, FakeDns() as two, FakeDns() as three:
         one.silent = True
         two.code = 2
         three.srv[NAME] = [(0, 0, 8000, "a.test")]
         three.a = {"a.test": ["10.0.0.1"]}
-        source = source_of(one, two, three)
+        source = source_of(one, two, three, try_s=0.1)
         async with following(source) as seen:
             await until(lambda: seen.held)
             three.code = 5

@@ -17,7 +17,6 @@ from tests.discovery.following import following
 from tests.gateway.running import until
 
 from exaserve.discovery import Removed, SourceError
-from exaserve.discovery import kubernetes as module
 from exaserve.discovery.http import Tls
 from exaserve.discovery.kubeconfig import ApiAccess, in_cluster, read_kubeconfig
 from exaserve.discovery.kubernetes import KubernetesDiscovery
@@ -136,12 +135,11 @@ async def test_a_version_that_is_gone_is_listed_again_in_one_step(by_status: boo
             await until(lambda: len(seen.held) == 3)
 
 
-async def test_long_lists_come_in_pages(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(module, "LIST_LIMIT", 10)
+async def test_long_lists_come_in_pages():
     async with FakeKubernetes() as api:
         for k in range(47):
             api.pod(f"p{k:02}", f"10.0.1.{k + 1}")
-        async with following(source_of(api)) as seen:
+        async with following(source_of(api, list_limit=10)) as seen:
             await until(lambda: len(seen.held) == 47)
             assert api.lists == 5
             assert len(seen.batches) == 1

@@ -10,6 +10,7 @@ import asyncio
 import secrets
 import ssl
 from collections.abc import Callable
+from dataclasses import dataclass
 from random import Random
 from typing import Protocol
 
@@ -18,23 +19,40 @@ from exaserve.observe import EventLog
 from exaserve.wire import FrameKind, Verb, VerbResult, WireError, WireLink, decode, encode
 from exaserve.wire.protocol import LinkProtocol
 
-__all__ = ["Uplink", "UplinkSource"]
+__all__ = ["Uplink", "UplinkSource", "UplinkTimes"]
 
-_BACKOFF_MIN_S, _BACKOFF_MAX_S = 0.05, 0.3
-"""A gateway that is back should have every node's report within two seconds: a try that has just begun, its pause of
-at most 1.5 times this, and a handshake. And 256 agents must not come at once."""
-_CONNECT_S, _CONNECT_FIRST_S = 1.0, 10.0
-"""A try that a returned link may answer at once, and the first, when this machine starts its engines and is busy."""
-_TELL_AFTER_S = 5.0
-"""A gateway that takes no connection for so long is told of."""
+_BACKOFF_MIN_S = 0.05
+_CONNECT_FIRST_S = 10.0
+"""Of the first connection: this machine starts its engines meanwhile, and is busy."""
 _HANDSHAKE_S = 2.0
-_SILENCE_S, _SILENCE_MAX_S = 2.0, 16.0
-"""A gateway says twice a second that it lives; TCP alone would notice a network that swallows packets in minutes. One
-that takes connections and then is silent again and again has more to do than it can: hundreds of agents that begin anew
-every two seconds would keep it so, so each waits twice as long as the time before."""
-_SETTLED_S = 60.0
-"""Age of a connection from which on its end says nothing about the next one."""
 _BUFFER_BYTES_MAX = 256 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class UplinkTimes:
+    """When an uplink gives a connection up, tries again, and tells of it.
+
+    Attributes:
+        silence_s: a connection on which nothing comes for so long is given up. A gateway says twice a second that it
+            lives; TCP alone would notice a network that swallows packets in minutes.
+        silence_max_s: bound of that time. A gateway that takes connections and then is silent again and again has more
+            to do than it can: hundreds of agents that begin anew every two seconds would keep it so, so each waits
+            twice as long as the time before.
+        settled_s: age of a connection from which on its end says nothing about the next one.
+        connect_s: bound of one try, which a way that is open again may answer at once; the first connection of all is
+            given more.
+        backoff_max_s: longest pause between two tries, spread by half. A gateway that is back should have every node's
+            report within two seconds: a try that has just begun, its pause of at most 1.5 times this, and a handshake.
+            And 256 agents must not come at once.
+        tell_after_s: a gateway that takes no connection for so long is told of.
+    """
+
+    silence_s: float = 2.0
+    silence_max_s: float = 16.0
+    settled_s: float = 60.0
+    connect_s: float = 1.0
+    backoff_max_s: float = 0.3
+    tell_after_s: float = 5.0
 
 
 class UplinkSource(Protocol):
@@ -66,6 +84,7 @@ class Uplink(LinkProtocol):
         address: ``host:port`` of the gateway's agent port.
         token: the shared secret, None for none.
         tls: for mutual TLS, None for plain TCP.
+        times: when it gives up, tries again and tells.
     """
 
     def __init__(
@@ -79,6 +98,7 @@ class Uplink(LinkProtocol):
         log: EventLog,
         rng: Random,
         clock: Callable[[], float],
+        times: UplinkTimes = UplinkTimes(),
     ) -> None:
         super().__init__(clock)
         self._source = source
@@ -88,8 +108,9 @@ class Uplink(LinkProtocol):
         self._tls = tls
         self._log = log
         self._rng = rng
+        self._times = times
         self._silent = 0
-        self._silence_s = _SILENCE_S
+        self._silence_s = times.silence_s
         self._whole = True
         self._taken = self._greeted = False
         self._seq = 0
@@ -145,8 +166,9 @@ class Uplink(LinkProtocol):
     def _give_up(self, why: str) -> None:
         """Ends a connection on which nothing comes; the next one is given more time, where this one was young."""
         self._why = why
-        young = self.clock() - self.opened_at < _SETTLED_S
-        self._silence_s = min(2.0 * self._silence_s, _SILENCE_MAX_S) if young else _SILENCE_S
+        times = self._times
+        young = self.clock() - self.opened_at < times.settled_s
+        self._silence_s = min(2.0 * self._silence_s, times.silence_max_s) if young else times.silence_s
         if self.transport is not None:
             self.transport.abort()
 
@@ -173,11 +195,12 @@ class Uplink(LinkProtocol):
         pause_s = _BACKOFF_MIN_S
         failing_at = self.clock()
         loop = asyncio.get_running_loop()
+        times = self._times
         while True:
             self._lost.clear()
             self._why = ""
             try:
-                async with asyncio.timeout(_CONNECT_S if self.connects else _CONNECT_FIRST_S):
+                async with asyncio.timeout(times.connect_s if self.connects else _CONNECT_FIRST_S):
                     name = self._host if self._tls is not None else None
                     await loop.create_connection(
                         lambda: self, self._host, self._port, ssl=self._tls, server_hostname=name
@@ -186,7 +209,7 @@ class Uplink(LinkProtocol):
                 self._note(f"cannot connect: {error}")
             except (OSError, TimeoutError) as error:
                 # Gateways and agents do not start in the same instant, and the end of a connection was told of.
-                if self.clock() - failing_at >= _TELL_AFTER_S:
+                if self.clock() - failing_at >= times.tell_after_s:
                     self._note(f"cannot connect: {error.strerror or str(error) or 'timed out'}")
             except Exception as error:  # noqa: BLE001 -- such as a host name that is none: tell, and try again
                 self._note(f"cannot connect: {where_failed(error)}")
@@ -196,12 +219,12 @@ class Uplink(LinkProtocol):
                 began = self.clock()
                 await self._lost.wait()
                 guard.cancel()
-                if self.clock() - began > _BACKOFF_MAX_S:
+                if self.clock() - began > times.backoff_max_s:
                     pause_s = _BACKOFF_MIN_S
                 self._note(self._why or self._lost_how())
                 failing_at = self.clock()
             await asyncio.sleep(pause_s * (0.5 + self._rng.random()))
-            pause_s = min(pause_s * 2.0, _BACKOFF_MAX_S)
+            pause_s = min(pause_s * 2.0, times.backoff_max_s)
 
     def _lost_how(self) -> str:
         if self._tls is not None and not self._greeted:

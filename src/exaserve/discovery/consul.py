@@ -33,7 +33,7 @@ PAUSE_SHARE = 4.0
 """And this many times what the last answer took to read: thousands of instances come as one answer of megabytes."""
 PAUSE_MAX_S = 0.5
 POLL_S = 1.0
-"""Before the next query where an answer has no index, or one that goes backwards: the query after it does not block."""
+"""A query after an answer without an index does not block: the pause before it is what bounds their number."""
 QUERIES_PER_S = 2.0
 QUERIES_BURST = 10
 """Queries in the long run, and at once: a server that answers without blocking, or a service whose index moves all the
@@ -92,6 +92,7 @@ class ConsulDiscovery(Source):
         wait_s: how long a query may block.
         stale: let any server answer, also while the cluster has no leader.
         answer_s: how long an answer may take beyond the time that its query asked to block.
+        poll_s: pause before the next query where an answer has no index, or one that goes backwards.
     """
 
     def __init__(
@@ -108,6 +109,7 @@ class ConsulDiscovery(Source):
         wait_s: float = 15.0,
         stale: bool = False,
         answer_s: float = ANSWER_S,
+        poll_s: float = POLL_S,
         defaults: Defaults | None = None,
         tell: Tell = silent,
         rng: Random | None = None,
@@ -120,6 +122,7 @@ class ConsulDiscovery(Source):
         self._tls = tls or Tls()
         self._wait_s = min(wait_s, WAIT_MAX_S)
         self._answer_s = answer_s
+        self._poll_s = poll_s
         self._defaults = defaults or Defaults()
         narrowed = {"dc": datacenter, "ns": namespace, "partition": partition, "tag": tag}
         self._params = {key: value for key, value in narrowed.items() if value} | ({"stale": ""} if stale else {})
@@ -170,7 +173,7 @@ class ConsulDiscovery(Source):
         if new != index or not index:
             self._take(entries)
         took_s = asyncio.get_running_loop().time() - began
-        pause_s = min(max(PAUSE_MIN_S, PAUSE_SHARE * took_s), PAUSE_MAX_S) if new >= max(index, 1) else POLL_S
+        pause_s = min(max(PAUSE_MIN_S, PAUSE_SHARE * took_s), PAUSE_MAX_S) if new >= max(index, 1) else self._poll_s
         await asyncio.sleep(pause_s * self._rng.uniform(1.0, 1.5))
         return 0 if new < index else new
 

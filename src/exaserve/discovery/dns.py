@@ -22,7 +22,7 @@ from exaserve.domain.replica import ReplicaId, ReplicaSpec
 __all__ = ["DnsDiscovery", "system_nameservers"]
 
 TRY_S = 2.0
-"""How long one server is waited for, over UDP and again over TCP."""
+"""Resolvers answer what they hold within a second; a set of replicas must not wait for one that is gone."""
 TARGETS_MAX = 4096
 LOOKUPS_AT_ONCE = 16
 
@@ -46,6 +46,7 @@ class DnsDiscovery(Source):
         name: asked as it is; search lists do not apply.
         nameservers: asked in turn; empty takes the system's.
         ttl_min_s / ttl_max_s: bounds of the time to live that records may ask for.
+        try_s: how long one server is waited for, over UDP and again over TCP.
     """
 
     def __init__(
@@ -55,6 +56,7 @@ class DnsDiscovery(Source):
         nameservers: Sequence[tuple[str, int]] = (),
         ttl_min_s: float = 1.0,
         ttl_max_s: float = 60.0,
+        try_s: float = TRY_S,
         defaults: Defaults | None = None,
         tell: Tell = silent,
         rng: Random | None = None,
@@ -64,6 +66,7 @@ class DnsDiscovery(Source):
         query(0, self._query_name, SRV)  # ValueError for a name that is none
         self._nameservers = tuple(nameservers)
         self._ttl_s = (ttl_min_s, ttl_max_s)
+        self._try_s = try_s
         self._defaults = defaults or Defaults()
         self._idents = SystemRandom()
 
@@ -148,9 +151,9 @@ class DnsDiscovery(Source):
             ident = self._idents.randrange(65_536)
             try:
                 question = query(ident, name, kind)
-                answer = read_answer(await _udp(server, question, ident), ident, name, kind)
+                answer = read_answer(await _udp(server, question, ident, self._try_s), ident, name, kind)
                 if answer.cut:
-                    answer = read_answer(await _tcp(server, question), ident, name, kind)
+                    answer = read_answer(await _tcp(server, question, self._try_s), ident, name, kind)
                 if answer.code in (0, 3):
                     return answer
                 failures.append(f"{server[0]}: code {answer.code}")
@@ -177,7 +180,7 @@ class _Exchange(asyncio.DatagramProtocol):
             self.answer.set_exception(error)
 
 
-async def _udp(server: tuple[str, int], question: bytes, ident: int) -> bytes:
+async def _udp(server: tuple[str, int], question: bytes, ident: int, try_s: float) -> bytes:
     """A socket of its own for each question: its port is one more thing that a forger must guess."""
     loop = asyncio.get_running_loop()
     family = socket.AF_INET6 if ":" in server[0] else socket.AF_INET
@@ -185,15 +188,15 @@ async def _udp(server: tuple[str, int], question: bytes, ident: int) -> bytes:
         lambda: _Exchange(ident), remote_addr=server, family=family
     )
     try:
-        async with asyncio.timeout(TRY_S):
+        async with asyncio.timeout(try_s):
             transport.sendto(question)
             return await exchange.answer
     finally:
         transport.close()
 
 
-async def _tcp(server: tuple[str, int], question: bytes) -> bytes:
-    async with asyncio.timeout(TRY_S):
+async def _tcp(server: tuple[str, int], question: bytes, try_s: float) -> bytes:
+    async with asyncio.timeout(try_s):
         reader, writer = await asyncio.open_connection(*server)
         try:
             writer.write(len(question).to_bytes(2, "big") + question)

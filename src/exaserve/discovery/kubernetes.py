@@ -34,6 +34,7 @@ WATCH_S = 60
 RELIST_PAUSE_S = 0.2
 """Before a new list, so that a server whose every version is gone at once is not asked in a circle."""
 LIST_LIMIT = 500
+"""As kubectl asks for: a page of so many pods is a few megabytes."""
 LINE_BYTES_MAX = 4 * 2**20
 OBJECTS_MAX = 50_000
 _TERMINATING = "terminating"
@@ -52,6 +53,8 @@ class KubernetesDiscovery(Source):
         service / selector: exactly one of them.
         namespace: "" is the pod's own, or the kubeconfig's, or ``default``.
         port: name or number of the port; "" takes the only one.
+        watch_s: asked of the API server as the length of one watch, whole seconds.
+        list_limit: objects in one page of a list.
     """
 
     def __init__(
@@ -64,6 +67,7 @@ class KubernetesDiscovery(Source):
         port: str = "",
         defaults: Defaults | None = None,
         watch_s: int = WATCH_S,
+        list_limit: int = LIST_LIMIT,
         tell: Tell = silent,
         rng: Random | None = None,
     ) -> None:
@@ -77,6 +81,7 @@ class KubernetesDiscovery(Source):
         self._port = port
         self._defaults = defaults or Defaults()
         self._watch_s = watch_s
+        self._list_limit = list_limit
         self._objects: dict[str, dict[str, Any]] = {}
         self._version = ""
         self._reasons_seen: dict[ReplicaId, str] = {}
@@ -105,7 +110,7 @@ class KubernetesDiscovery(Source):
 
     async def _list(self, client: httpx.AsyncClient, path: str, extensions: dict[str, Any]) -> None:
         objects: dict[str, dict[str, Any]] = {}
-        params = {"labelSelector": self._selector, "limit": str(LIST_LIMIT)}
+        params = {"labelSelector": self._selector, "limit": str(self._list_limit)}
         while True:
             try:
                 answer = await client.get(path, params=params, extensions=extensions)
