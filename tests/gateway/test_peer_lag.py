@@ -11,7 +11,7 @@ from tests.gateway.running import until
 from tests.gateway.test_peering import Node, nodes
 from tests.ports import free_ports
 
-from exaserve.gateway.peers import peering
+from exaserve.gateway.peers.bounds import PeeringBounds
 from exaserve.gateway.peers.events import Echo, PeerEventReader, Want, write_echo, write_want
 from exaserve.gateway.peers.lag import Lag
 from exaserve.wire import WireError
@@ -81,6 +81,7 @@ def test_frames_of_the_lag() -> None:
 
 FAR_S = 0.5
 """Of the gateways below: a busy machine is not late by so much."""
+PATIENT = PeeringBounds(handshake_s=60.0, silence_max_s=60.0)
 
 
 # ---- two gateways, far apart -----------------------------------------------------------------------------------------
@@ -120,8 +121,8 @@ class Wire:
 @contextlib.asynccontextmanager
 async def far_apart(delay_s: float) -> AsyncIterator[tuple[Node, Node, Wire]]:
     port, between = free_ports(2)
-    one = Node("one", [], port, lag_max_s=FAR_S)
-    two = Node("two", [between], None, lag_max_s=FAR_S)
+    one = Node("one", [], port, lag_max_s=FAR_S, bounds=PATIENT)
+    two = Node("two", [between], None, lag_max_s=FAR_S, bounds=PATIENT)
     wire = Wire(port, delay_s)
     server = await asyncio.start_server(wire.accept, "127.0.0.1", between)
     async with nodes(one, two):
@@ -133,9 +134,7 @@ async def far_apart(delay_s: float) -> AsyncIterator[tuple[Node, Node, Wire]]:
             await wire.close()
 
 
-async def test_a_peer_too_far_away_is_not_decided_by_until_it_is_near(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("HANDSHAKE_S", "SILENCE_MAX_S"):
-        monkeypatch.setattr(peering, name, 60.0)
+async def test_a_peer_too_far_away_is_not_decided_by_until_it_is_near() -> None:
     async with far_apart(0.8) as (one, two, wire):
         await until(lambda: one.peering.views()[0].slow and two.peering.views()[0].slow)
         kept = one.place()

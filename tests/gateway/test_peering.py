@@ -25,12 +25,11 @@ from exaserve.domain.request import Outcome, RequestFacts
 from exaserve.emulator.config import EmulatorConfig
 from exaserve.emulator.server import Emulator
 from exaserve.gateway.peers import link as peer_link
-from exaserve.gateway.peers import peering
-from exaserve.gateway.peers import replication as telling
+from exaserve.gateway.peers.bounds import PeeringBounds
 from exaserve.gateway.peers.events import PeerEventReader, Placed
 from exaserve.gateway.peers.lag import Lag, Offset
-from exaserve.gateway.peers.peering import HANDSHAKE_S, HEARTBEAT_S, SILENCE_MAX_S, TICK_S, Peering
-from exaserve.gateway.peers.replication import Outbox, ReplicatingScheduler
+from exaserve.gateway.peers.peering import Peering
+from exaserve.gateway.peers.replication import NUMBERS_MAX, Outbox, ReplicatingScheduler
 from exaserve.observe import EventLog, null_log
 from exaserve.scheduling import Placement, Scheduler, SchedulerConfig
 from exaserve.wire import WireLink
@@ -39,6 +38,7 @@ pytestmark = pytest.mark.may_block
 TOKEN = "a shared secret of some length"
 BUSY_S = 60.0
 """Several gateways and their engines share one event loop here, which makes all of them late."""
+BOUNDS = PeeringBounds()
 LONG = 400
 """Tokens that take half a minute with :data:`SLOW`; tests end such requests when they have seen enough."""
 SLOW = 0.01
@@ -113,11 +113,8 @@ async def left(asked: list[asyncio.Task[None]]) -> None:
     await asyncio.gather(*asked, return_exceptions=True)
 
 
-async def test_what_one_places_is_in_the_others_ledger_at_once(monkeypatch: pytest.MonkeyPatch):
+async def test_what_one_places_is_in_the_others_ledger():
     async with cluster(2, speed=SLOW) as (one, two), httpx.AsyncClient(trust_env=False) as client:
-        for name in ("TICK_S", "HEARTBEAT_S", "SILENCE_MAX_S"):
-            monkeypatch.setattr(peering, name, 300.0)  # nothing is told because it is time for something
-        await asyncio.sleep(2 * 0.2)
         asked = [asyncio.create_task(ask(client, one, LONG))]
         await until(lambda: len(two.scheduler.peers) == 1)
         (where,) = [s for s in one.scheduler.states().values() if s.inflight]
@@ -223,8 +220,10 @@ class Node:
         lag_max_s: float = BUSY_S,
         clock: Callable[[], float] = time.monotonic,
         host: str = "127.0.0.1",
+        bounds: PeeringBounds = BOUNDS,
+        numbers_max: int = NUMBERS_MAX,
     ) -> None:
-        self.outbox = Outbox()
+        self.outbox = Outbox(numbers_max)
         self.scheduler = scheduler_of(self.outbox)
         self.lines: list[str] = []
         settings = GatewaySettings(
@@ -234,7 +233,7 @@ class Node:
             peer_lag_max_s=lag_max_s,
         )
         log = EventLog(self.lines.append, burst_max=1000, level="debug")
-        self.peering = Peering(settings, token, self.scheduler, self.outbox, log, clock, Random(0), None)
+        self.peering = Peering(settings, token, self.scheduler, self.outbox, log, clock, Random(0), None, bounds)
 
     def place(self) -> Placement:
         placement = self.scheduler.place(facts(), time.monotonic())
@@ -282,6 +281,21 @@ async def test_it_is_enough_that_one_side_names_the_other():
         await until(lambda: len(two.scheduler.peers) == 0)
 
 
+async def test_nothing_told_waits_for_a_time_of_its_own():
+    (port,) = free_ports(1)
+    never = PeeringBounds(tick_s=300.0, heartbeat_s=300.0, silence_max_s=300.0)
+    one, two = Node("one", [], port, bounds=never), Node("two", [port], None, bounds=never)
+    async with nodes(one, two):
+        await until(lambda: one.peering.peers() == ("two",) and two.peering.peers() == ("one",))
+        placement = one.place()
+        told = two.scheduler.states()[placement.replica_id]
+        await until(lambda: (told.told, told.decoding) == (1, 0))
+        one.scheduler.first_token(placement, time.monotonic())
+        await until(lambda: (told.told, told.decoding) == (1, 1))
+        one.release(placement)
+        await until(lambda: (told.told, told.decoding) == (0, 0))
+
+
 async def test_another_token_is_refused_and_named():
     (port,) = free_ports(1)
     one, two = Node("one", [], port), Node("two", [port], None, token="another secret of some length")
@@ -309,10 +323,9 @@ async def test_a_peer_that_starts_a_moment_later_is_no_warning():
     assert not [line for line in two.lines if "event=peer_unreachable" in line]
 
 
-async def test_a_peer_that_is_not_there_is_told_of_once(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(peering, "UNREACHABLE_AFTER_S", 0.1)
+async def test_a_peer_that_is_not_there_is_told_of_once():
     (port,) = free_ports(1)
-    two = Node("two", [port], None)
+    two = Node("two", [port], None, bounds=PeeringBounds(unreachable_after_s=0.1))
     async with nodes(two):
         await until(lambda: any("event=peer_unreachable" in line for line in two.lines))
         await asyncio.sleep(0.5)
@@ -338,7 +351,7 @@ async def test_a_peer_that_falls_silent_is_forgotten():
         link.write = lambda data: None  # type: ignore[method-assign]  # the wire is cut, and nobody says so
         began = time.monotonic()
         await until(lambda: len(one.scheduler.peers) == 0)
-        assert time.monotonic() - began > SILENCE_MAX_S - HEARTBEAT_S - TICK_S
+        assert time.monotonic() - began > BOUNDS.silence_max_s - BOUNDS.heartbeat_s - BOUNDS.tick_s
         assert any("silent for" in line for line in one.lines)
 
 
@@ -354,14 +367,14 @@ async def test_silence_is_loss_within_two_seconds():
         two.peering._links["one"].write = lambda data: None  # type: ignore[method-assign]
         silent_s = 0.0
         while one.peering.peers():
-            silent_s += TICK_S
-            now += TICK_S
+            silent_s += BOUNDS.tick_s
+            now += BOUNDS.tick_s
             assert one.peering._timer is not None
             one.peering._timer.cancel()
             one.peering._tick()
             await asyncio.sleep(0)
             assert silent_s <= 2.0
-        assert silent_s > SILENCE_MAX_S
+        assert silent_s > BOUNDS.silence_max_s
         assert len(one.scheduler.peers) == 0
 
 
@@ -384,11 +397,10 @@ async def test_a_loop_that_was_held_up_does_not_blame_its_peers():
         assert one.peering.losses_total == two.peering.losses_total == 0
 
 
-async def test_a_peer_that_reads_too_slowly_gets_the_whole_snapshot_later(monkeypatch: pytest.MonkeyPatch):
+async def test_a_peer_that_reads_too_slowly_gets_the_whole_snapshot_later():
     (port,) = free_ports(1)
-    monkeypatch.setattr(peer_link, "BUFFER_BYTES_MAX", 4096)
-    monkeypatch.setattr(peering, "SILENCE_MAX_S", 30.0)
-    one, two = Node("one", [], port), Node("two", [port], None)
+    small = PeeringBounds(buffer_bytes_max=4096, silence_max_s=30.0)
+    one, two = Node("one", [], port, bounds=small), Node("two", [port], None, bounds=small)
     async with nodes(one, two):
         await until(lambda: one.peering.peers() == ("two",) and two.peering.peers() == ("one",))
         slow = two.peering._links["one"]
@@ -418,10 +430,9 @@ async def test_a_peer_that_reads_too_slowly_gets_the_whole_snapshot_later(monkey
         await until(lambda: len(two.scheduler.peers) == 0)
 
 
-async def test_replica_numbers_that_run_out_are_given_anew(monkeypatch: pytest.MonkeyPatch):
+async def test_replica_numbers_that_run_out_are_given_anew():
     (port,) = free_ports(1)
-    monkeypatch.setattr(telling, "NUMBERS_MAX", 4)
-    one, two = Node("one", [], port), Node("two", [port], None)
+    one, two = Node("one", [], port, numbers_max=4), Node("two", [port], None, numbers_max=4)
     async with nodes(one, two):
         await until(lambda: one.peering.peers() == ("two",) and two.peering.peers() == ("one",))
         held = []
@@ -465,7 +476,7 @@ async def test_strangers_at_the_port_are_dropped(data: bytes):
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(data)
         with contextlib.suppress(ConnectionError):
-            async with asyncio.timeout(10 * HANDSHAKE_S):
+            async with asyncio.timeout(10 * BOUNDS.handshake_s):
                 while await reader.read(4096):
                     pass
         writer.close()

@@ -9,6 +9,7 @@ from typing import Protocol
 
 from exaserve.config import join_address
 from exaserve.domain.replica import ReplicaId
+from exaserve.gateway.peers.bounds import PeeringBounds
 from exaserve.gateway.peers.events import (
     DECODING,
     STREAM,
@@ -33,10 +34,8 @@ from exaserve.wire import FrameKind, Hello, WireError, WireLink
 from exaserve.wire.link import Role
 from exaserve.wire.protocol import LinkProtocol
 
-__all__ = ["BUFFER_BYTES_MAX", "PeerLink", "PeerOwner"]
+__all__ = ["PeerLink", "PeerOwner"]
 
-BUFFER_BYTES_MAX = 1_048_576
-"""Bytes waiting for one slow peer (about 50,000 events); above it events are left out and the snapshot sent later."""
 _PIECE_BYTES = 1_048_576
 """Of one frame: a snapshot of very many placements is cut, and its reader puts it together again."""
 _CLOSED = "the peer closed the connection"
@@ -51,6 +50,7 @@ class PeerOwner(Protocol):
     scheduler: Scheduler
     outbox: Outbox
     clock: Callable[[], float]
+    bounds: PeeringBounds
     on_change: Callable[[], None] | None
 
     def take(self, link: PeerLink) -> bool: ...
@@ -91,7 +91,8 @@ class PeerLink(LinkProtocol):
             self.address = join_address(*name[:2])
         super().connection_made(transport)
         assert self.transport is not None
-        self.transport.set_write_buffer_limits(high=BUFFER_BYTES_MAX, low=BUFFER_BYTES_MAX // 4)
+        high = self.owner.bounds.buffer_bytes_max
+        self.transport.set_write_buffer_limits(high=high, low=high // 4)
         if self.dialed is None and not self.owner.take(self):
             self.drop("too many connections")
 

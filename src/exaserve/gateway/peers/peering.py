@@ -4,8 +4,8 @@ One TCP connection for each pair. Either side may dial; where both do, the conne
 name dialled stays. Both prove that they hold the shared token before anything else is believed. Then each sends its
 snapshot (own placements in flight) and from there on what happens, written once per turn of the event loop.
 
-Everything told is soft state: a peer that closes, breaks the protocol, or is silent for :data:`SILENCE_MAX_S` is gone,
-and its placements with it. A peer that reads too slowly misses what happens meanwhile and gets a snapshot again.
+Everything told is soft state: a peer that closes, breaks the protocol, or is silent for too long is gone, and
+its placements with it. A peer that reads too slowly misses what happens meanwhile and gets a snapshot again.
 
 Times are the sender's, moved to this clock by the least delay seen lately, so that a turn that came late does not look
 like a replica that was fast.
@@ -24,6 +24,7 @@ from typing import Any
 
 from exaserve.config import GatewaySettings, is_loopback, join_address, split_address
 from exaserve.domain.errors import ConfigError
+from exaserve.gateway.peers.bounds import PeeringBounds
 from exaserve.gateway.peers.events import write_time
 from exaserve.gateway.peers.link import PeerLink
 from exaserve.gateway.peers.replication import Outbox
@@ -31,22 +32,7 @@ from exaserve.observe import EventLog, Family, labels
 from exaserve.scheduling import Scheduler
 from exaserve.wire import WireError
 
-__all__ = ["SILENCE_MAX_S", "PeerView", "Peering"]
-
-HEARTBEAT_S = 0.4
-SILENCE_MAX_S = 1.5
-"""Silence after which a peer is gone: with the check each :data:`TICK_S`, within 2 s of its last sign of life."""
-TICK_S = 0.2
-HANDSHAKE_S = 2.0
-CONNECT_S = 2.0
-BACKOFF_S = (0.05, 0.1, 0.2, 0.5, 1.0)
-"""Pauses between attempts to reach a peer, each spread by half: gateways started together do not dial in step."""
-UNREACHABLE_AFTER_S = 5.0
-"""A peer that takes no connection for so long is told of: gateways of a cluster do not start in the same instant."""
-CONNECTIONS_MAX = 256
-"""Connections to the peer port, known or not."""
-HOMES_PAUSE_S = 0.05
-"""Homes are dealt out anew this long after a peer came or went, once for several that come together."""
+__all__ = ["PeerView", "Peering"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +74,7 @@ class Peering:
         settings: name, peers and where to listen.
         token: the secret that all gateways share; None for none, on loopback only.
         on_change: called after what peers told has been charged, so that queued requests are looked at again.
+        bounds: how long peers are waited for, and how much is kept for them.
     """
 
     def __init__(
@@ -100,6 +87,7 @@ class Peering:
         clock: Callable[[], float],
         rng: Random,
         on_change: Callable[[], None] | None = None,
+        bounds: PeeringBounds = PeeringBounds(),  # noqa: B008  # frozen
     ) -> None:
         self.name = settings.name
         self.token = token.encode() if token else None
@@ -107,6 +95,7 @@ class Peering:
         self.outbox = outbox
         self.clock = clock
         self.on_change = on_change
+        self.bounds = bounds
         self.instance = secrets.token_bytes(8)
         self.losses_total = 0
         self.refused_total = 0
@@ -160,8 +149,8 @@ class Peering:
         self._log.info("peering", name=self.name, listen=self.url, peers=len(self._addresses))
         self.scheduler.peers.set_gateways(self.name, [self.name])
         self._dialers = [loop.create_task(self._keep(host, port)) for host, port in self._addresses]
-        self._tick_due = self.clock() + TICK_S
-        self._timer = loop.call_later(TICK_S, self._tick)
+        self._tick_due = self.clock() + self.bounds.tick_s
+        self._timer = loop.call_later(self.bounds.tick_s, self._tick)
 
     async def stop(self) -> None:
         """Closes everything; peers forget this gateway at once."""
@@ -199,20 +188,20 @@ class Peering:
                     link.write(data)
 
     def _tick(self) -> None:
-        now = self.clock()
+        now, bounds = self.clock(), self.bounds
         late_s = max(0.0, now - self._tick_due)
-        self._tick_due = now + TICK_S
-        self._timer = asyncio.get_running_loop().call_later(TICK_S, self._tick)
+        self._tick_due = now + bounds.tick_s
+        self._timer = asyncio.get_running_loop().call_later(bounds.tick_s, self._tick)
         for link in [*self._links.values(), *self._greeting]:
-            if late_s > TICK_S:
+            if late_s > bounds.tick_s:
                 # This loop was held up: what peers sent meanwhile is still to be read.
                 link.heard_at = min(link.heard_at + late_s, now)
-            if link.established and now - link.heard_at > SILENCE_MAX_S:
-                link.drop(f"silent for {SILENCE_MAX_S:g} s")
-            elif not link.established and now - link.opened_at > HANDSHAKE_S:
+            if link.established and now - link.heard_at > bounds.silence_max_s:
+                link.drop(f"silent for {bounds.silence_max_s:g} s")
+            elif not link.established and now - link.opened_at > bounds.handshake_s:
                 link.drop("the greeting took too long")
         if now >= self._beat_due:
-            self._beat_due = now + HEARTBEAT_S - TICK_S / 2
+            self._beat_due = now + bounds.heartbeat_s - bounds.tick_s / 2
             for link in self._links.values():
                 if not link.lagging:
                     link.beat(now)
@@ -234,7 +223,7 @@ class Peering:
     # ---- dialling -----------------------------------------------------------------------------------------------
     async def _keep(self, host: str, port: int) -> None:
         """Keeps a connection to one address, unless that peer has one to us or the address is our own."""
-        loop = asyncio.get_running_loop()
+        loop, bounds = asyncio.get_running_loop(), self.bounds
         failures = 0
         address = join_address(host, port)
         said = ""
@@ -243,12 +232,12 @@ class Peering:
             if address in self._own:
                 return
             if self._known.get(address) in self._links:
-                await asyncio.sleep(TICK_S)
+                await asyncio.sleep(bounds.tick_s)
                 continue
             link = PeerLink(self, address)
             self._greeting.add(link)
             try:
-                async with asyncio.timeout(CONNECT_S):
+                async with asyncio.timeout(bounds.connect_s):
                     await loop.create_connection(lambda link=link: link, host, port)  # type: ignore[misc]
                 await link.closed
                 why = link.why
@@ -263,17 +252,17 @@ class Peering:
             if not failures:
                 failing_at, said = self.clock(), ""
             # Who answers and then refuses is no matter of time.
-            due = link.hello is not None or self.clock() - failing_at >= UNREACHABLE_AFTER_S
+            due = link.hello is not None or self.clock() - failing_at >= bounds.unreachable_after_s
             if failures and due and why != said and address not in self._own:
                 self._log.warning("peer_unreachable", address=address, why=why)
                 said = why
-            pause_s = BACKOFF_S[min(failures, len(BACKOFF_S) - 1)]
+            pause_s = bounds.backoff_s[min(failures, len(bounds.backoff_s) - 1)]
             await asyncio.sleep(pause_s * self._rng.uniform(0.5, 1.5))
 
     # ---- for links ----------------------------------------------------------------------------------------------
     def take(self, link: PeerLink) -> bool:
         """A connection came in; False above the limit."""
-        if self._stopping or len(self._greeting) + len(self._links) >= CONNECTIONS_MAX:
+        if self._stopping or len(self._greeting) + len(self._links) >= self.bounds.connections_max:
             return False
         self._greeting.add(link)
         return True
@@ -335,7 +324,7 @@ class Peering:
 
     def _homes_soon(self) -> None:
         if self._homes_timer is None:
-            self._homes_timer = asyncio.get_running_loop().call_later(HOMES_PAUSE_S, self._set_homes)
+            self._homes_timer = asyncio.get_running_loop().call_later(self.bounds.homes_pause_s, self._set_homes)
 
     def _set_homes(self) -> None:
         self._homes_timer = None

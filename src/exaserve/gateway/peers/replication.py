@@ -29,11 +29,14 @@ from exaserve.scheduling import Placement, Refusal, Scheduler, SchedulerConfig
 __all__ = ["NUMBERS_MAX", "Outbox", "ReplicatingScheduler"]
 
 NUMBERS_MAX = 100_000
-"""Replica numbers given before they are given anew (replicas that come and go use them up)."""
+"""Far more than a cluster has replicas: only those that come and go use them up."""
 
 
 class Outbox:
     """What this gateway has to tell.
+
+    Args:
+        numbers_max: replica numbers given before they are given anew.
 
     Attributes:
         listening: whether any peer is there to be told; otherwise only the snapshot is kept.
@@ -42,7 +45,7 @@ class Outbox:
         renumbered: numbers were given anew, so that what was taken last is of no use without a snapshot.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, numbers_max: int = NUMBERS_MAX) -> None:
         self.schedule: Callable[[], object] = int
         self.listening = False
         self.told_total = 0
@@ -50,6 +53,7 @@ class Outbox:
         self._refs: dict[Placement, int] = {}
         self._next = itertools.count()
         self._numbers: dict[ReplicaId, int] = {}
+        self._numbers_max = numbers_max
         self.renumbered = False
 
     def __len__(self) -> int:
@@ -86,7 +90,7 @@ class Outbox:
         parts.append(frame)
 
     def _define(self, replica: ReplicaId) -> int:
-        if len(self._numbers) >= NUMBERS_MAX:
+        if len(self._numbers) >= self._numbers_max:
             self._numbers.clear()
             self._parts.clear()
             self.renumbered = True  # every peer needs the snapshot again
