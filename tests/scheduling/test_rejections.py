@@ -56,6 +56,40 @@ def test_fast_rejections_attract_nothing(build: Build, policy: str) -> None:
     assert policy == "literal" or others[rid(1)] >= 10, "other kinds of requests it takes like any other"
 
 
+def answer(scheduler: Scheduler, by: int, rejected: bool, now: float) -> None:
+    """A request that only this replica may take, and its answer."""
+    others = {ledger for ledger in scheduler.states() if ledger != rid(by)}
+    placed = scheduler.place(facts(route=CHAT), now, others)
+    assert isinstance(placed, Placement)
+    assert placed.replica_id == rid(by)
+    scheduler.release(placed, now, Outcome.REJECTED if rejected else Outcome.COMPLETED)
+
+
+@pytest.mark.parametrize("before", range(20))
+def test_good_answers_of_peers_before_and_after_never_end_it(build: Build, before: int) -> None:
+    """Three rejections are enough, in whatever order they and the peers' answers come, and however slowly."""
+    scheduler = build(3, reject_shun_s=1e6, reject_shun_max_s=1e6)
+    answer(scheduler, 1, True, 0.0)
+    for k in range(before):
+        answer(scheduler, 2 * (k % 2), False, 10.0 * k)
+    for _ in range(2):
+        answer(scheduler, 1, True, 200.0)
+    for k in range(1000):  # beyond what makes earlier answers fade
+        assert scheduler.shunned() == {("m", CHAT): (rid(1),)}, f"after {k} good answers"
+        answer(scheduler, 2 * (k % 2), False, 200.0 + 10.0 * k)
+        scheduler.validate()
+
+
+def test_rejections_of_peers_end_what_was_judged_before_they_were_asked(build: Build) -> None:
+    scheduler = build(3, reject_shun_s=1e6, reject_shun_max_s=1e6)
+    for _ in range(3):
+        answer(scheduler, 1, True, 0.0)
+    assert scheduler.shunned() == {("m", CHAT): (rid(1),)}
+    for k in range(3):
+        answer(scheduler, 2 * (k % 2), True, 1.0)
+    assert scheduler.shunned() == {}
+
+
 @pytest.mark.parametrize("policy", sorted(POLICIES))
 def test_a_clients_own_errors_shun_nobody(build: Build, policy: str) -> None:
     scheduler = build(3, policy=policy)

@@ -3,9 +3,10 @@
 
 A replica without a chat template answers every chat with 400, at once, so that it is always the least loaded and gets
 nearly all of them. A 4xx says nothing of a replica by itself: it is the client's error as long as all peers say it
-too. So answers are counted per kind of request, and a replica is *shunned* for a kind where it rejects many more of
-them than its peers (three standard deviations beyond their share, and most of all that it gets), or where it has
-rejected several and its peers have not answered any yet. For other kinds of requests it stays as good as any.
+too. So answers are counted per kind of request, and a replica is *shunned* for a kind where it rejects most of what it
+gets, several at least, and its peers have rejected none, or far less (it is three standard deviations beyond their
+share). It may be that the peers have not been asked yet: then good answers of theirs confirm it, however few they are,
+and only rejections of theirs end it. For other kinds of requests it stays as good as any.
 
 Shunned replicas are tried again: by a probe of that kind (:meth:`Rejections.forgive`), or by a client's request once
 their time is over. That time doubles while they go on rejecting, and is put off while probes are rejected too
@@ -55,10 +56,12 @@ class _Kind:
         rejected, answered = count.rejected, count.answered
         if rejected < _REJECTED_MIN or rejected < 0.5 * answered:
             return False
-        peers = self.answered - answered
-        if peers < _PEERS_MIN:
+        peers, peers_rejected = self.answered - answered, self.rejected - rejected
+        # Peers that only accept are no reason for doubt: were few good answers less than none, they would take back
+        # what had been judged before them, and the next rejection would meet a client, however much later.
+        if peers < _PEERS_MIN or peers_rejected < 0.5:
             return True
-        share = (self.rejected - rejected + 0.5) / (peers + 1.0)
+        share = (peers_rejected + 0.5) / (peers + 1.0)
         deviation = math.sqrt(answered * share * (1.0 - share))
         return rejected - answered * share >= 2.0 + 3.0 * deviation
 
