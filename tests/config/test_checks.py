@@ -56,6 +56,7 @@ def written(folder: Path, text: str, **secrets: str) -> Path:
         ("engine: vllm\nname: a/b", "name: 'a/b' is no name"),
         ("engine: 'null'\nagents: {enabled: true, port: 8000}", "agents.port: is the same as gateway.port (8000)"),
         ("engine: 'null'\ngateway: {host: 0.0.0.0, port: 9, admin_port: 9}", "admin_port: is the same as gateway.port"),
+        ("engine: 'null'\ngateway: {linger: 30s}", "gateway.linger: is a part of gateway.drain (30s)"),
         ("engine: 'null'\nagents: {lost: 500ms}", "agents.lost: a busy machine delays a batch"),
         ("engine: 'null'\nagents: {interval: 1s}", "agents.interval: a busy machine"),
         ("engine: 'null'\nagents: {tls_cert: c, tls_key: k}", "agents.tls_cert: mutual TLS needs tls_ca beside it"),

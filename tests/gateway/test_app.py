@@ -15,7 +15,6 @@ from tests.programs import program
 
 from exaserve.config import GatewaySettings
 from exaserve.domain.errors import ConfigError
-from exaserve.gateway import app
 from exaserve.gateway.app import Gateway, fit_to_file_limit
 from exaserve.observe import EventLog, null_log
 
@@ -168,8 +167,7 @@ def refuses(gateway) -> bool:
         return probe.connect_ex(("127.0.0.1", int(gateway.url.rsplit(":", 1)[1]))) != 0
 
 
-async def test_stop_finishes_what_is_under_way_and_takes_nothing_new(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(app, "LINGER_S", 3.0)
+async def test_stop_finishes_what_is_under_way_and_takes_nothing_new():
     release = asyncio.Event()
 
     async def slow(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -184,7 +182,7 @@ async def test_stop_finishes_what_is_under_way_and_takes_nothing_new(monkeypatch
     server = await asyncio.start_server(slow, "127.0.0.1", 0)
     engine = FakeEngine()
     engine.port = server.sockets[0].getsockname()[1]
-    async with running(engine) as gateway, client_of(gateway) as client:
+    async with running(engine, linger_s=3.0) as gateway, client_of(gateway) as client:
         await until(gateway.scheduler.ready_models)
         asked = asyncio.create_task(client.post("/v1/completions", json=ASK, headers={"x-test": "1"}))
         await until(lambda: gateway.data_plane.inflight() == 1)

@@ -76,6 +76,12 @@ def _check_sections(file: ClusterFile, given: Given) -> Iterator[Problem]:
         except ValueError as error:
             yield problem_at(given, path, str(error))
     gateway = file.gateway
+    if "gateway.linger_s" in given and gateway.linger_s >= gateway.drain_s > 0.0:
+        message = (
+            f"is a part of gateway.drain ({show_duration(gateway.drain_s)}) and leaves no time for requests in flight;"
+            " give drain more"
+        )
+        yield problem_at(given, "gateway.linger", message)
     yield from _check_agents(file.agents, given)
     yield from _check_peers(file, given)
     for field, message in discovery_problems(file.discovery):

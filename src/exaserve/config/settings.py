@@ -90,7 +90,10 @@ class GatewaySettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     access_log: bool = False
     """Whether each request that went to a replica is told in the log, one JSON object a line, when it ends."""
     drain_s: float = 30.0
-    """How long a graceful stop waits for requests in flight, seconds."""
+    """How long a graceful stop waits for requests in flight, seconds; ``linger`` is a part of it."""
+    linger_s: float = 0.25
+    """How long a graceful stop still takes connections while ``/ready`` says 503, seconds, ``drain`` at most: longer
+    than a load balancer needs to see that, or clients are refused."""
     name: str = ""
     """What other gateways know this one by; host name and peer port unless given. Each needs one of its own."""
     peers: tuple[str, ...] = ()

@@ -39,8 +39,6 @@ __all__ = ["Gateway", "fit_to_file_limit", "serve"]
 
 BACKLOG = 4096
 """Connections the kernel holds for us: a burst of thousands of clients must not see a retransmitted SYN."""
-LINGER_S = 0.25
-"""Between "not ready" and closing the listener, so that a load balancer that looks often enough sees it first."""
 
 
 class Gateway:
@@ -207,7 +205,7 @@ class Gateway:
         self.log.info("stopping", inflight=self.data_plane.inflight(), drain_s=drain_s)
         try:
             if drain_s > 0:
-                await asyncio.sleep(min(LINGER_S, drain_s))
+                await asyncio.sleep(min(self.cluster.gateway.linger_s, drain_s))
             if self._server is not None:
                 self._server.close()
             await self.data_plane.drain(max(0.0, drain_s - (self.clock() - began)))
