@@ -14,7 +14,18 @@ ROOT = Path(__file__).resolve().parents[2]
 SOURCE = ROOT / "src" / "exaserve"
 FUNCTION_LINES_MAX = 70
 FILE_LINES_MAX = 500
-PURE = ("domain", "scheduling", "health", "perfmodel", "planning", "preflight", "report", "serving", "workload")
+PURE = (
+    "domain",
+    "models",
+    "scheduling",
+    "health",
+    "perfmodel",
+    "planning",
+    "preflight",
+    "report",
+    "serving",
+    "workload",
+)
 IMPURE_MODULES = frozenset(
     {"asyncio", "concurrent", "datetime", "http", "httptools", "httpx", "io", "logging", "multiprocessing", "os"}
     | {"pathlib", "prometheus_client", "secrets", "select", "selectors", "signal", "socket", "ssl", "starlette"}

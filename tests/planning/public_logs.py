@@ -4,16 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from exaserve.models import model_from_name
 from exaserve.perfmodel import find_hardware
-from exaserve.planning import (
-    MeasuredMemory,
-    MemoryPlan,
-    MemoryRequest,
-    Parallelism,
-    model_from_name,
-    parse_engine,
-    plan_memory,
-)
+from exaserve.planning import MeasuredMemory, MemoryPlan, MemoryRequest, Parallelism, parse_engine, plan_memory
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ from exaserve.agent.plan import plan_node
 from exaserve.cli.plan_inputs import with_profile
 from exaserve.config import parse_cluster
 from exaserve.domain.errors import ConfigError
+from exaserve.models import model_from_config, model_from_name
 from exaserve.perfmodel import HARDWARE, Calibration, find_hardware
 from exaserve.perfmodel.fitting import Estimate
 from exaserve.planning import (
@@ -26,8 +27,6 @@ from exaserve.planning import (
     cluster_file,
     explain,
     make_plan,
-    model_from_config,
-    model_from_name,
     parse_engine,
     plan_dict,
     plan_memory,

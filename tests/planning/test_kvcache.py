@@ -4,16 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from exaserve.models import model_from_config, model_from_name
 from exaserve.perfmodel import HARDWARE
-from exaserve.planning import (
-    MeasuredMemory,
-    MemoryRequest,
-    Parallelism,
-    model_from_config,
-    model_from_name,
-    parse_engine,
-    plan_memory,
-)
+from exaserve.planning import MeasuredMemory, MemoryRequest, Parallelism, parse_engine, plan_memory
 from exaserve.planning.engine import EngineVersion
 from exaserve.planning.kvcache import KvLayout, kv_layout
 

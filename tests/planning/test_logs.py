@@ -8,16 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from exaserve.models import model_from_name
 from exaserve.perfmodel import HARDWARE
-from exaserve.planning import (
-    MeasuredMemory,
-    MemoryRequest,
-    Parallelism,
-    compare,
-    model_from_name,
-    plan_memory,
-    read_log,
-)
+from exaserve.planning import MeasuredMemory, MemoryRequest, Parallelism, compare, plan_memory, read_log
 
 V1 = """\
 INFO 09-20 10:00:00 [api_server.py:1896] vLLM API server version 0.10.2

@@ -12,6 +12,7 @@ import yaml
 from exaserve.cli.plan_page import sweep_page
 from exaserve.config import parse_cluster
 from exaserve.domain.errors import ConfigError
+from exaserve.models import model_from_name
 from exaserve.perfmodel import find_hardware
 from exaserve.planning import (
     LINKS,
@@ -25,7 +26,6 @@ from exaserve.planning import (
     explain,
     find_link,
     make_plan,
-    model_from_name,
     parse_engine,
     plan_dict,
     reference_demand,

@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from exaserve.perfmodel import HARDWARE, MODELS
-from exaserve.planning import MemoryRequest, Parallelism, model_from_name, parse_engine, plan_memory
+from exaserve.models import MODELS, model_from_name
+from exaserve.perfmodel import HARDWARE
+from exaserve.planning import MemoryRequest, Parallelism, parse_engine, plan_memory
 from exaserve.planning.demand import RequestClass, TrafficDemand
 from exaserve.planning.engine import EngineVersion
 from exaserve.planning.layout import bubble, profile_of

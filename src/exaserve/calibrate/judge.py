@@ -10,7 +10,8 @@ from typing import Any
 
 from exaserve.calibrate.measure import Measurements
 from exaserve.domain.errors import ConfigError
-from exaserve.perfmodel import Calibration, find_model, kv_bytes_per_token
+from exaserve.models import find_shape
+from exaserve.perfmodel import Calibration, kv_bytes_per_token
 from exaserve.perfmodel.fitting import (
     Estimate,
     Fit,
@@ -56,7 +57,7 @@ class Prediction:
 def model_kv_bytes(model: str) -> float:
     """KV cache bytes of one token by the model's published shape, 0 where it is not known."""
     try:
-        return kv_bytes_per_token(find_model(model))
+        return kv_bytes_per_token(find_shape(model))
     except ConfigError:
         return 0.0
 

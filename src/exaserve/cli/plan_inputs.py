@@ -11,9 +11,10 @@ from typing import Any
 from exaserve.cli.plan_flags import PlanFlags
 from exaserve.config import load_profile
 from exaserve.domain.errors import ConfigError
+from exaserve.models import Architecture, find_shape, model_from_config, model_from_name
+from exaserve.models.supported import check_name
 from exaserve.perfmodel import Calibration, find_hardware
 from exaserve.planning import (
-    Architecture,
     LogFacts,
     Machines,
     MeasuredMemory,
@@ -23,15 +24,11 @@ from exaserve.planning import (
     Targets,
     TrafficDemand,
     find_link,
-    find_shape,
     make_plan,
-    model_from_config,
-    model_from_name,
     parse_engine,
     reference_demand,
 )
 from exaserve.planning.queueing import saturation
-from exaserve.planning.supported import check_name
 
 __all__ = ["ASSUMED", "model_of", "parse_partition", "read_prices", "request_of", "users_rate", "with_profile"]
 

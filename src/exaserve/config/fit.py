@@ -6,8 +6,9 @@ from collections.abc import Sequence
 
 from exaserve.config.cluster import Pool
 from exaserve.domain.errors import ConfigError
+from exaserve.models import model_from_name
 from exaserve.perfmodel import find_hardware
-from exaserve.planning import EngineVersion, MemoryRequest, Parallelism, model_from_name, plan_memory
+from exaserve.planning import EngineVersion, MemoryRequest, Parallelism, plan_memory
 
 __all__ = ["misfit"]
 

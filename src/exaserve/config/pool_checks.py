@@ -12,7 +12,7 @@ from exaserve.config.profile import predicted_profile
 from exaserve.domain.errors import ConfigError
 from exaserve.engines import ENGINES
 from exaserve.engines.checkpoint import own_quantization
-from exaserve.planning import find_shape
+from exaserve.models import find_shape
 
 __all__ = ["Given", "check_pool", "problem_at"]
 

@@ -21,7 +21,7 @@ class EmulatorConfig:
     """One process with several emulated replicas.
 
     Attributes:
-        model: shape that sets the speed, a name of :data:`exaserve.perfmodel.MODELS` (owner and suffix forgiven).
+        model: shape that sets the speed, a name of :data:`exaserve.models.MODELS` (owner and suffix forgiven).
         served_model_names: names that requests may use; empty takes ``model`` as written.
         replicas: replicas in this process.
         host / port: where the first one listens. Port 0 takes a free one for each.

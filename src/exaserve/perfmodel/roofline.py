@@ -17,22 +17,21 @@ magnitude. A measured :class:`EngineProfile` (``exaserve calibrate``) replaces t
 
 from __future__ import annotations
 
-import difflib
 import math
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 from exaserve.domain.errors import ConfigError
-from exaserve.perfmodel.hardware import HARDWARE, Hardware, mig_name, mig_slice
-from exaserve.perfmodel.models import MODELS, ModelShape
+from exaserve.domain.names import nearest
+from exaserve.models.catalogue import find_shape
+from exaserve.models.shape import ModelShape
+from exaserve.perfmodel.hardware import Hardware
+from exaserve.perfmodel.hardware_names import find_hardware
 from exaserve.perfmodel.step import step_s
 
 __all__ = [
     "PRECISIONS",
     "EngineProfile",
     "engine_profile",
-    "find_hardware",
-    "find_model",
     "kv_bytes_per_token",
     "profile",
 ]
@@ -164,134 +163,6 @@ class EngineProfile:
         assert self.block_size <= self.max_model_len <= self.kv_tokens_max
 
 
-def _key(name: str) -> str:
-    return "".join(c for c in name.lower() if c.isalnum())
-
-
-_LISTED_MAX = 16
-"""Names that a message may list; a catalogue would bury the error."""
-
-
-def _find(name: str, names: Iterable[str], what: str) -> str:
-    by_key = {_key(n): n for n in names}
-    found = by_key.get(_key(name))
-    if found is not None:
-        return found
-    lower = {n.lower(): n for n in by_key.values()}
-    near = [lower[each] for each in difflib.get_close_matches(name.lower(), lower, n=3, cutoff=0.6)]
-    if near:
-        hint = f"Did you mean {' or '.join(near)}?"
-    elif len(lower) <= _LISTED_MAX:
-        hint = f"Known: {', '.join(sorted(lower.values()))}."
-    else:
-        near = [lower[each] for each in difflib.get_close_matches(name.lower(), lower, n=3, cutoff=0.0)]
-        hint = f"It is like none of the {len(lower)} known; the nearest are {', '.join(near)}."
-    raise ConfigError(f"Unknown {what} {name!r}. {hint}", param=what)
-
-
-_HARDWARE_ALIASES = {
-    "a100": "A100-80",
-    "a10080gb": "A100-80",
-    "a10040gb": "A100-40",
-    "h100sxm": "H100",
-    "h10080gb": "H100",
-    "h10080": "H100",
-    "h10080gbhbm3": "H100",
-    "a100sxm480gb": "A100-80",
-    "a100sxm": "A100-80",
-    "rtx6000ada": "RTX-6000-ADA",
-    "rtxpro6000blackwell": "RTX-PRO-6000",
-    "a10g": "A10",
-    "4090": "RTX-4090",
-    "3090": "RTX-3090",
-    "cpu": "cpu-tiny",
-    "v100": "V100-32",
-    "h800": "H100",
-    "a800": "A100-80",
-    "a80080": "A100-80",
-    "a6000": "RTX-A6000",
-    "rtx6000": "RTX-6000-ADA",
-    "rtxpro6000blackwellworkstationedition": "RTX-PRO-6000",
-    "rtxpro6000blackwellserveredition": "RTX-PRO-6000",
-    "dgxspark": "GB10",
-    "a100pcie80": "A100-80-PCIE",
-    "max1550": "MAX-1550-TILE",
-}
-_MODEL_SUFFIXES = (
-    "-instruct",
-    "-chat",
-    "-it",
-    "-hf",
-    "-fp8",
-    "-awq",
-    "-gptq",
-    "-int4",
-    "-2507",
-    "-v0.1",
-    "-v0.2",
-    "-v0.3",
-)
-
-
-_MAKERS = ("nvidia", "amd", "intel", "tesla", "geforce", "instinct", "quadro")
-
-
-def find_hardware(name: str) -> Hardware:
-    """The table's row for a name, forgiving case, punctuation, maker and series (``NVIDIA GeForce RTX 4090``).
-
-    A MIG slice (``H100-1g.10gb``, ``NVIDIA H100 80GB HBM3 MIG 1g.10gb``) is a row of its own, made from its card's.
-    Raises ConfigError with the nearest valid name.
-    """
-    mig = mig_name(name)
-    if mig is not None:
-        return _find_slice(name, *mig)
-    key = _key(name)
-    for maker in _MAKERS:
-        key = key.removeprefix(maker)
-    by_key = {_key(row): row for row in HARDWARE}
-    for candidate in (key, key.removesuffix("gb"), f"rtx{key}", key.replace("80gb", "80").replace("40gb", "40")):
-        found = by_key.get(candidate) or _HARDWARE_ALIASES.get(candidate)
-        if found:
-            return HARDWARE[found]
-    return HARDWARE[_find(name, HARDWARE, "hardware")]
-
-
-_CARD_SIZES = {"A100-80": ("A100-80", "A100-40")}
-"""Cards of one name that come in two sizes: the slice's own size says which."""
-
-
-def _find_slice(name: str, card_name: str, compute: int, gigabytes: int) -> Hardware:
-    if not card_name:
-        raise ConfigError(f"{name!r} is a slice of which card? Name it too, such as H100-{name}.", param="hardware")
-    card = find_hardware(card_name)
-    for each in _CARD_SIZES.get(card.name, (card.name,)):
-        found = mig_slice(HARDWARE[each], compute, gigabytes)
-        if found is not None:
-            return found
-    raise ConfigError(
-        f"{card.name} has no MIG slice {compute}g.{gigabytes}gb; `nvidia-smi mig -lgip` lists those it has.",
-        param="hardware",
-    )
-
-
-def find_model(name: str) -> ModelShape:
-    """The table's row for a model, forgiving owner (``meta-llama/…``), case and suffixes such as ``-Instruct``.
-
-    Raises ConfigError with the nearest valid name.
-    """
-    short = name.rsplit("/", 1)[-1].lower().removeprefix("meta-")
-    trimmed = True
-    while trimmed:
-        trimmed = False
-        for suffix in _MODEL_SUFFIXES:
-            if short.endswith(suffix) and _key(short) not in {_key(m) for m in MODELS}:
-                short, trimmed = short.removesuffix(suffix), True
-    try:
-        return MODELS[_find(short, MODELS, "model")]
-    except ConfigError as error:
-        raise ConfigError(error.message.replace(repr(short), repr(name)), param="model") from None
-
-
 def kv_bytes_per_token(model: ModelShape, tp: int = 1, kv_precision: str = "auto", layers: int | None = None) -> float:
     """KV cache of one token on one rank, bytes. Heads that do not divide are replicated; MLA is the same on every rank.
 
@@ -340,9 +211,10 @@ def _kv_capacity(
 
 def _check(model: ModelShape, precision: str, kv_precision: str, tp: int, pp: int, utilization: float) -> None:
     if precision not in PRECISIONS:
-        _find(precision, PRECISIONS, "precision")
+        raise ConfigError(f"Unknown precision {precision!r}. {nearest(precision, PRECISIONS)}", param="precision")
     if kv_precision not in _KV_BYTES:
-        _find(kv_precision, _KV_BYTES, "kv_precision")
+        hint = nearest(kv_precision, _KV_BYTES)
+        raise ConfigError(f"Unknown kv_precision {kv_precision!r}. {hint}", param="kv_precision")
     if tp < 1 or pp < 1:
         raise ConfigError(f"Tensor and pipeline parallel sizes must be at least 1, not {tp} and {pp}.")
     if model.heads % tp:
@@ -379,7 +251,7 @@ def profile(
         ConfigError: unknown name (with the nearest valid one), a split that the model does not allow, weights that do
             not fit, or a context that the KV cache cannot hold.
     """
-    hw, shape = find_hardware(hardware), find_model(model)
+    hw, shape = find_hardware(hardware), find_shape(model)
     precision = shape.native if precision == "auto" else precision.lower()
     _check(shape, precision, kv_precision, tp, pp, utilization)
     if not 1 <= max_num_seqs <= token_budget:

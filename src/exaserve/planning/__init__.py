@@ -5,15 +5,12 @@ Pure: everything is computed from arguments. The command line reads files and wr
 
 from __future__ import annotations
 
-from exaserve.planning.architecture import Architecture
-from exaserve.planning.catalogue import find_shape, model_from_config, model_from_name
 from exaserve.planning.cost import Prices
 from exaserve.planning.demand import REFERENCE_CLASSES, RequestClass, Targets, TrafficDemand, reference_demand
 from exaserve.planning.deploy import cluster_file
 from exaserve.planning.engine import EngineVersion, parse_engine
 from exaserve.planning.explain import Term, explain
 from exaserve.planning.fleet import Machines, PlanRequest
-from exaserve.planning.formats import FORMATS, WeightFormat
 from exaserve.planning.logs import Comparison, LogFacts, compare, read_log
 from exaserve.planning.memory import MemoryPlan, MemoryRequest, plan_memory
 from exaserve.planning.network import LINKS, find_link
@@ -23,10 +20,8 @@ from exaserve.planning.report import memory_dict, plan_dict, sweep_dicts
 from exaserve.planning.weights import Parallelism
 
 __all__ = [
-    "FORMATS",
     "LINKS",
     "REFERENCE_CLASSES",
-    "Architecture",
     "ClusterPlan",
     "Comparison",
     "EngineVersion",
@@ -43,16 +38,12 @@ __all__ = [
     "Targets",
     "Term",
     "TrafficDemand",
-    "WeightFormat",
     "cluster_file",
     "compare",
     "explain",
     "find_link",
-    "find_shape",
     "make_plan",
     "memory_dict",
-    "model_from_config",
-    "model_from_name",
     "parse_engine",
     "plan_dict",
     "plan_memory",

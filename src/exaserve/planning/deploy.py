@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from exaserve.domain.errors import ConfigError
-from exaserve.planning.catalogue import find_shape
-from exaserve.planning.formats import format_from_name
+from exaserve.models.catalogue import find_shape
+from exaserve.models.formats import format_from_name
 from exaserve.planning.layout import Option
 from exaserve.planning.planner import ClusterPlan
 

@@ -7,12 +7,14 @@ the version that will run.
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+from exaserve.models import WeightFormat
 from exaserve.perfmodel import Hardware
 
-__all__ = ["BatchLimits", "EngineVersion", "mxfp4_padding", "parse_engine"]
+__all__ = ["BatchLimits", "EngineVersion", "check_card", "mxfp4_padding", "parse_engine"]
 
 _MONTHS = ("jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec")
 # Newest vLLM minor release at the start of a month; (year, month) -> minor.
@@ -175,3 +177,31 @@ def mxfp4_padding(version: EngineVersion, hardware: Hardware) -> tuple[int, int]
     if hardware.name.startswith(("H100", "H200", "H20", "GH200")) and version.minor >= 11:
         return 64, 256  # Triton
     return 128, 256  # Marlin
+
+
+_CAPABILITY_LEAST: Mapping[str, float] = {
+    "fp8": 7.5,
+    "fp8-block": 7.5,
+    "fbgemm-fp8": 7.5,
+    "int8": 7.5,
+    "awq": 7.5,
+    "gptq": 7.0,
+    "int4": 7.5,
+    "bnb4": 7.0,
+    "bnb8": 7.0,
+    "mxfp4": 8.0,
+    "nvfp4": 8.0,
+}
+"""Least CUDA compute capability for which engines have kernels (weights widened where the card has no such units); from
+vLLM's tables of supported hardware."""
+
+
+def check_card(fmt: WeightFormat, card: Hardware) -> list[str]:
+    """Why an engine has no kernels for weights of a format on a card; empty where it has."""
+    least = _CAPABILITY_LEAST.get(fmt.name, 0.0)
+    if 0 < card.capability < least:
+        why = f"{fmt.name} weights need compute capability {least:g}, the {card.name} has {card.capability:g}"
+        return [f"{why}: engines have no kernels for them there"]
+    if not card.capability and fmt.precision == "fp8" and card.name.startswith("MI") and not card.fp8_tflops:
+        return [f"{fmt.name} weights need an MI300 or later, not the {card.name}"]
+    return []

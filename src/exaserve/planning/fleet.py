@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 
 from exaserve.domain.errors import ConfigError
+from exaserve.models.architecture import Architecture
 from exaserve.perfmodel import Calibration, Hardware
-from exaserve.planning.architecture import Architecture
 from exaserve.planning.cost import Prices
 from exaserve.planning.demand import Targets, TrafficDemand
 from exaserve.planning.memory import MemoryRequest

@@ -20,9 +20,9 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from exaserve.planning.architecture import Architecture
+from exaserve.models.architecture import Architecture
+from exaserve.models.tensors import Cache, pad
 from exaserve.planning.engine import BatchLimits, EngineVersion
-from exaserve.planning.tensors import Cache, pad
 from exaserve.planning.weights import Parallelism, stage_layers
 
 __all__ = ["CacheGroup", "KvLayout", "KvResult", "kv_layout"]

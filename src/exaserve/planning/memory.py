@@ -18,13 +18,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
+from exaserve.models.architecture import Architecture
+from exaserve.models.vision import image_patches_max, vision_values_per_patch
 from exaserve.perfmodel import Hardware
-from exaserve.planning.architecture import Architecture
-from exaserve.planning.engine import BatchLimits, mxfp4_padding
-from exaserve.planning.formats import check_card
+from exaserve.planning.engine import BatchLimits, check_card, mxfp4_padding
 from exaserve.planning.kvcache import KvLayout, KvResult, kv_layout
 from exaserve.planning.options import EngineOptions
-from exaserve.planning.vision import image_patches_max, vision_values_per_patch
 from exaserve.planning.weights import Parallelism, WeightTerm, check_split, stage_layers, stage_weights
 
 __all__ = ["GIB", "MemoryPlan", "MemoryRequest", "StageMemory", "plan_memory", "uneven_partition"]

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from exaserve.domain.errors import ConfigError
+from exaserve.models.architecture import Architecture
 from exaserve.perfmodel import Hardware
-from exaserve.planning.architecture import Architecture
 from exaserve.planning.queueing import Steady
 from exaserve.planning.weights import Parallelism
 

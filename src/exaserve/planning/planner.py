@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from exaserve.domain.errors import ConfigError
+from exaserve.models.architecture import Architecture
 from exaserve.perfmodel import HARDWARE, Hardware
-from exaserve.planning.architecture import Architecture
 from exaserve.planning.cost import Cost, cost_of
 from exaserve.planning.demand import TrafficDemand, block_for_length
 from exaserve.planning.fleet import PlanRequest

@@ -6,8 +6,8 @@ import math
 from dataclasses import dataclass
 
 from exaserve.domain.errors import ConfigError
-from exaserve.planning.architecture import Architecture
-from exaserve.planning.tensors import Layer, Tensor, pad
+from exaserve.models.architecture import Architecture
+from exaserve.models.tensors import Layer, Tensor, pad
 
 __all__ = ["Parallelism", "WeightTerm", "check_split", "layer_bytes", "stage_layers", "stage_weights"]
 

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 from exaserve.domain.errors import ConfigError
-from exaserve.perfmodel import MODELS, ModelShape
-from exaserve.planning.architecture import Architecture, build
-from exaserve.planning.facts import facts_of_shape, read_facts
-from exaserve.planning.formats import FORMATS, WeightFormat, format_from_config, format_from_name, named_format
-from exaserve.planning.supported import check_name
+from exaserve.domain.names import name_key, nearest
+from exaserve.models.architecture import Architecture, build
+from exaserve.models.facts import facts_of_shape, read_facts
+from exaserve.models.formats import FORMATS, WeightFormat, format_from_config, format_from_name, named_format
+from exaserve.models.shape import ModelShape
+from exaserve.models.supported import check_name
+from exaserve.models.table import MODELS
 
 __all__ = ["find_shape", "model_from_config", "model_from_name"]
 
@@ -65,16 +66,12 @@ _RENAMED: tuple[tuple[str, str], ...] = (
 )
 
 
-def _key(name: str) -> str:
-    return "".join(c for c in name.lower() if c.isalnum() or c == ".")
-
-
 def _renamed(short: str, patterns: tuple[tuple[str, str], ...]) -> str:
     """Key of the row that the first matching pattern names, "" if none matches."""
     for pattern, row in patterns:
         found = re.search(pattern, short)
         if found:
-            return _key(row.format(*(g.title() if g.isalpha() else g for g in found.groups() if g)))
+            return name_key(row.format(*(g.title() if g.isalpha() else g for g in found.groups() if g)))
     return ""
 
 
@@ -85,12 +82,12 @@ def find_shape(name: str) -> ModelShape:
         ConfigError: nothing matches; the message names the nearest row.
     """
     short = name.strip().rsplit("/", 1)[-1].lower().replace("_", "-").replace(" ", "-").removeprefix("meta-")
-    by_key = {_key(row): row for row in MODELS}
-    if _key(short) in by_key:
-        return MODELS[by_key[_key(short)]]
+    by_key = {name_key(row): row for row in MODELS}
+    if name_key(short) in by_key:
+        return MODELS[by_key[name_key(short)]]
     # The longest row that the name begins with; a row must end where a part of the name ends.
-    ends = {len(_key(short[:i])) for i in range(1, len(short) + 1) if i == len(short) or not short[i].isalnum()}
-    best = max((k for k in by_key if _key(short).startswith(k) and len(k) in ends), key=len, default="")
+    ends = {len(name_key(short[:i])) for i in range(1, len(short) + 1) if i == len(short) or not short[i].isalnum()}
+    best = max((k for k in by_key if name_key(short).startswith(k) and len(k) in ends), key=len, default="")
     derived = _renamed(short, _DERIVED)
     if derived in by_key:
         return MODELS[by_key[derived]]
@@ -99,10 +96,8 @@ def find_shape(name: str) -> ModelShape:
         return MODELS[by_key[renamed]]
     if best:
         return MODELS[by_key[best]]
-    near = difflib.get_close_matches(short, [m.lower() for m in MODELS], n=1, cutoff=0.5)
-    hint = f" Did you mean {next(m for m in MODELS if m.lower() == near[0])}?" if near else ""
     raise ConfigError(
-        f"The model {name!r} is not in the table of {len(MODELS)} models.{hint} "
+        f"Unknown model {name!r}: it is not in the table. {nearest(short, MODELS)} "
         "Give the folder that holds its config.json instead.",
         param="model",
     )

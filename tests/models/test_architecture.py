@@ -9,11 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from exaserve.domain.errors import ConfigError
-from exaserve.perfmodel import MODELS
-from exaserve.planning import find_shape, model_from_config, model_from_name
-from exaserve.planning.architecture import build
-from exaserve.planning.facts import facts_of_shape
-from exaserve.planning.formats import FORMATS, format_from_config, format_from_name
+from exaserve.models import MODELS, find_shape, model_from_config, model_from_name
+from exaserve.models.architecture import build
+from exaserve.models.facts import facts_of_shape
+from exaserve.models.formats import FORMATS, format_from_config, format_from_name
 
 LLAMA = {
     "model_type": "llama",
@@ -79,6 +78,9 @@ def test_a_config_and_the_table_s_row_are_the_same_model() -> None:
         ("Qwen/Qwen2.5-7B-Instruct", "Qwen2.5-7B"),
         ("Qwen/Qwen2.5-72B-Instruct-GPTQ-Int4", "Qwen2.5-72B"),
         ("tiiuae/falcon-40b-instruct", "Falcon-40B"),
+        ("meta-llama/Meta-Llama-3.1-8B-Instruct", "Llama-3.1-8B"),
+        ("llama-3-8b", "Llama-3-8B"),
+        ("openai/gpt-oss-20b", "gpt-oss-20b"),
     ],
 )
 def test_names_as_people_write_them(written: str, row: str) -> None:

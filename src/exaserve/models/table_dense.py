@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from exaserve.perfmodel.shape import ModelShape, dense
+from exaserve.models.shape import ModelShape, dense
 
 __all__ = ["DENSE"]
 

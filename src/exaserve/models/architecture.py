@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from exaserve.domain.errors import ConfigError
-from exaserve.perfmodel import ModelShape
-from exaserve.planning import blocks
-from exaserve.planning.facts import Facts
-from exaserve.planning.formats import WeightFormat
-from exaserve.planning.tensors import Layer, Tensor
-from exaserve.planning.vision import vision_parameters
+from exaserve.models import blocks
+from exaserve.models.facts import Facts
+from exaserve.models.formats import WeightFormat
+from exaserve.models.shape import ModelShape
+from exaserve.models.tensors import Layer, Tensor
+from exaserve.models.vision import vision_parameters
 
 __all__ = ["Architecture", "build"]
 

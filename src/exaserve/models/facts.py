@@ -1,7 +1,7 @@
 """Reads a Hugging Face ``config.json`` (or a row of the built-in table) into one vocabulary of facts.
 
 Architectures name the same thing differently (``n_head``, ``num_experts``, ``n_routed_experts``); this module knows the
-names, :mod:`exaserve.planning.blocks` and :mod:`exaserve.planning.architecture` know what they mean.
+names, :mod:`exaserve.models.blocks` and :mod:`exaserve.models.architecture` know what they mean.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from exaserve.domain.errors import ConfigError
-from exaserve.perfmodel import ModelShape
-from exaserve.planning.supported import check_configuration
+from exaserve.models.shape import ModelShape
+from exaserve.models.supported import check_configuration
 
 __all__ = ["Facts", "facts_of_shape", "read_facts"]
 

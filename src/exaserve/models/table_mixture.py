@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from exaserve.perfmodel.shape import ModelShape, mixture
+from exaserve.models.shape import ModelShape, mixture
 
 __all__ = ["MIXTURES"]
 

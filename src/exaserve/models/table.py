@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from exaserve.perfmodel.models_dense import DENSE
-from exaserve.perfmodel.models_hybrid import HYBRIDS
-from exaserve.perfmodel.models_mixture import MIXTURES
-from exaserve.perfmodel.shape import ModelShape
+from exaserve.models.shape import ModelShape
+from exaserve.models.table_dense import DENSE
+from exaserve.models.table_hybrid import HYBRIDS
+from exaserve.models.table_mixture import MIXTURES
 
-__all__ = ["MODELS", "ModelShape"]
+__all__ = ["MODELS"]
 
 MODELS: Mapping[str, ModelShape] = MappingProxyType({row.name: row for row in (*DENSE, *MIXTURES, *HYBRIDS)})

@@ -19,9 +19,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from exaserve.domain.errors import ConfigError
-from exaserve.perfmodel import Hardware
 
-__all__ = ["FORMATS", "WeightFormat", "check_card", "format_from_config", "format_from_name", "named_format"]
+__all__ = ["FORMATS", "WeightFormat", "format_from_config", "format_from_name", "named_format"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,34 +160,6 @@ def named_format(name: str) -> WeightFormat:
     if key not in FORMATS:
         raise ConfigError(f"Unknown weight format {name!r}. Known: {', '.join(sorted(FORMATS))}.", param="format")
     return FORMATS[key]
-
-
-_CAPABILITY_LEAST: Mapping[str, float] = {
-    "fp8": 7.5,
-    "fp8-block": 7.5,
-    "fbgemm-fp8": 7.5,
-    "int8": 7.5,
-    "awq": 7.5,
-    "gptq": 7.0,
-    "int4": 7.5,
-    "bnb4": 7.0,
-    "bnb8": 7.0,
-    "mxfp4": 8.0,
-    "nvfp4": 8.0,
-}
-"""Least CUDA compute capability for which engines have kernels (weights widened where the card has no such units); from
-vLLM's tables of supported hardware."""
-
-
-def check_card(fmt: WeightFormat, card: Hardware) -> list[str]:
-    """Why an engine has no kernels for weights of a format on a card; empty where it has."""
-    least = _CAPABILITY_LEAST.get(fmt.name, 0.0)
-    if 0 < card.capability < least:
-        why = f"{fmt.name} weights need compute capability {least:g}, the {card.name} has {card.capability:g}"
-        return [f"{why}: engines have no kernels for them there"]
-    if not card.capability and fmt.precision == "fp8" and card.name.startswith("MI") and not card.fp8_tflops:
-        return [f"{fmt.name} weights need an MI300 or later, not the {card.name}"]
-    return []
 
 
 _BLOCK_FP8_OWNERS = ("qwen/", "deepseek-ai/", "moonshotai/", "minimaxai/", "zai-org/")

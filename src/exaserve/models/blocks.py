@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from exaserve.planning.facts import Facts
-from exaserve.planning.tensors import Cache, Split, Tensor
+from exaserve.models.facts import Facts
+from exaserve.models.tensors import Cache, Split, Tensor
 
 __all__ = ["Covers", "Part", "attention", "experts", "feed_forward", "gated_delta", "kimi_delta", "mamba", "mla"]
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from exaserve.domain.errors import ConfigError
-from exaserve.perfmodel import MODELS
+from exaserve.models.table import MODELS
 
 __all__ = ["check_configuration", "check_name"]
 
@@ -26,7 +26,7 @@ _ALSO = (
 _DECODERS = frozenset(_ALSO) | {
     str(shape.config.get("model_type", "llama")).removesuffix("_text") for shape in MODELS.values()
 }
-"""``model_type`` of the language part. Their layers are those of :mod:`exaserve.planning.blocks`."""
+"""``model_type`` of the language part. Their layers are those of :mod:`exaserve.models.blocks`."""
 
 _ENCODERS = (
     "albert", "bert", "camembert", "clip", "convbert", "deberta", "deberta-v2", "distilbert", "electra", "ernie",
