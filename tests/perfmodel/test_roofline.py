@@ -10,17 +10,12 @@ from hypothesis import strategies as st
 
 from exaserve.domain.errors import ConfigError
 from exaserve.models import MODELS
-from exaserve.perfmodel import HARDWARE, PRECISIONS, find_hardware, kv_bytes_per_token, profile
+from exaserve.perfmodel import HARDWARE, PRECISIONS, kv_bytes_per_token, profile
 
 
 @pytest.mark.parametrize("name", HARDWARE)
 def test_every_accelerator_gives_a_valid_profile_or_says_why_not(name: str) -> None:
     profile(name, "Llama-3.2-1B").validate()
-    row = HARDWARE[name]
-    assert row.memory_source in ("published", "measured", "estimated")
-    assert row.rate_source in ("published", "measured", "estimated")
-    # "Reported by the driver" is less than on the box, and is no round number of decimal gigabytes.
-    assert 9 < row.memory_gib < 600
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -125,21 +120,6 @@ def test_prefill_of_a_long_prompt_pays_for_attention() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "found"),
-    [
-        ("h100", "H100"),
-        ("NVIDIA H100 SXM", "H100"),
-        ("a100", "A100-80"),
-        ("A100-80GB", "A100-80"),
-        ("rtx 4090", "RTX-4090"),
-        ("mi300x", "MI300X"),
-    ],
-)
-def test_hardware_names_are_forgiven(given: str, found: str) -> None:
-    assert find_hardware(given).name == found
-
-
-@pytest.mark.parametrize(
     ("arguments", "said"),
     [
         ({"hardware": "H10O"}, "Did you mean H100"),
@@ -164,20 +144,3 @@ def test_a_profile_is_a_value() -> None:
     p = profile("L4", "Llama-3.2-3B")
     assert dataclasses.replace(p, max_num_seqs=8) != p
     assert profile("L4", "Llama-3.2-3B") == p
-
-
-@pytest.mark.parametrize(
-    ("written", "row"),
-    [
-        ("NVIDIA H100 80GB HBM3", "H100"),
-        ("NVIDIA GeForce RTX 4090", "RTX-4090"),
-        ("4080", "RTX-4080"),
-        ("Tesla T4", "T4"),
-        ("A100 80GB PCIe", "A100-80-PCIE"),
-        ("NVIDIA A100-SXM4-80GB", "A100-80"),
-        ("H20-3e", "H20-3E"),
-        ("V100-32GB", "V100-32"),
-    ],
-)
-def test_cards_as_drivers_and_people_call_them(written: str, row: str) -> None:
-    assert find_hardware(written).name == row

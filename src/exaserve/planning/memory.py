@@ -54,7 +54,7 @@ the engine's own processes, compilers, page cache, GiB. Public logs have 8 to 31
 UNIFIED_SHARE_MAX = 0.88
 """Largest share that such a machine has free after it has booted, by public logs."""
 
-_SWITCHED = ("H100", "H200", "H20", "B200", "B300", "GB200", "GB300", "H800", "H100-80")
+_SWITCHED = ("H100", "H200", "H20", "H20-3E", "H800", "B200", "B300", "GB200", "GB300")
 SAFETY = 1.3
 """The rule of thumb that an exact sum replaces; shown beside it."""
 
@@ -211,7 +211,7 @@ def non_torch_bytes(r: MemoryRequest) -> float:
         base += UNIFIED_HOST_GIB
     if r.placement.cards == 1:
         return base * GIB
-    if r.placement.tp >= 4 and r.hardware.name.startswith(_SWITCHED) and "PCIE" not in r.hardware.name:
+    if r.placement.tp >= 4 and r.hardware.name in _SWITCHED:
         return (base + (SWITCHED_NCCL_GIB if r.version.name == "sglang" else SWITCHED_COLLECTIVE_GIB)) * GIB
     return (base + COLLECTIVE_GIB) * GIB
 
