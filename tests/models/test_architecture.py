@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from exaserve.domain.errors import ConfigError
-from exaserve.models import MODELS, find_shape, model_from_config, model_from_name
+from exaserve.models import MODELS, model_from_config, model_from_name
 from exaserve.models.architecture import build
 from exaserve.models.facts import facts_of_shape
-from exaserve.models.formats import FORMATS, format_from_config, format_from_name
+from exaserve.models.formats import FORMATS, format_from_config
 
 LLAMA = {
     "model_type": "llama",
@@ -42,75 +42,6 @@ def test_active_parameters_are_near_the_published_ones(name: str) -> None:
 
 def test_a_config_and_the_table_s_row_are_the_same_model() -> None:
     assert model_from_config(LLAMA).parameters == model_from_name("Llama-3.1-8B").parameters == 8_030_261_248
-
-
-@pytest.mark.parametrize(
-    ("written", "row"),
-    [
-        ("meta-llama/Llama-3.1-8B-Instruct", "Llama-3.1-8B"),
-        ("neuralmagic/Meta-Llama-3.1-70B-Instruct-quantized.w8a8", "Llama-3.1-70B"),
-        ("Qwen/Qwen3-235B-A22B-Instruct-2507-FP8", "Qwen3-235B-A22B"),
-        ("Qwen/Qwen2.5-Coder-32B-Instruct-AWQ", "Qwen2.5-32B"),
-        ("Qwen/Qwen3-VL-30B-A3B-Instruct-FP8", "Qwen3-VL-30B-A3B"),
-        ("Qwen/Qwen3-Coder-30B-A3B-Instruct", "Qwen3-Coder-30B-A3B"),
-        ("deepseek-ai/DeepSeek-R1-Distill-Llama-70B", "Llama-3.3-70B"),
-        ("deepseek-ai/DeepSeek-R1-Distill-Qwen-32B", "Qwen2.5-32B"),
-        ("deepseek-ai/DeepSeek-R1-0528", "DeepSeek-R1"),
-        ("deepseek-ai/DeepSeek-V3.1", "DeepSeek-V3"),
-        ("deepseek-ai/DeepSeek-V3.2-Exp", "DeepSeek-V3.2"),
-        ("mistralai/Mistral-7B-Instruct-v0.3", "Mistral-7B"),
-        ("mistralai/Mistral-7B-Instruct-v0.1", "Mistral-7B-v0.1"),
-        ("mistralai/Mixtral-8x7B-Instruct-v0.1", "Mixtral-8x7B"),
-        ("mistralai/Mistral-Small-24B-Instruct-2501", "Mistral-Small-24B"),
-        ("moonshotai/Kimi-K2-Instruct", "Kimi-K2"),
-        ("moonshotai/Kimi-K2-Thinking", "Kimi-K2-Thinking"),
-        ("google/gemma-3-27b-it", "Gemma-3-27B"),
-        ("microsoft/phi-4", "Phi-4"),
-        ("zai-org/GLM-4.5-Air-FP8", "GLM-4.5-Air"),
-        ("openai/gpt-oss-120b", "gpt-oss-120b"),
-        ("01-ai/Yi-1.5-34B-Chat", "Yi-34B"),
-        ("internlm/internlm2_5-7b-chat", "InternLM2-7B"),
-        ("CohereForAI/c4ai-command-r-plus", "Command-R-Plus"),
-        ("meta-llama/Llama-2-13b-chat-hf", "Llama-2-13B"),
-        ("meta-llama/Llama-4-Scout-17B-16E-Instruct", "Llama-4-Scout"),
-        ("Qwen/Qwen1.5-7B-Chat (MHA)", "Qwen1.5-7B"),
-        ("Llama-3-70B", "Llama-3-70B"),
-        ("Qwen/Qwen2.5-7B-Instruct", "Qwen2.5-7B"),
-        ("Qwen/Qwen2.5-72B-Instruct-GPTQ-Int4", "Qwen2.5-72B"),
-        ("tiiuae/falcon-40b-instruct", "Falcon-40B"),
-        ("meta-llama/Meta-Llama-3.1-8B-Instruct", "Llama-3.1-8B"),
-        ("llama-3-8b", "Llama-3-8B"),
-        ("openai/gpt-oss-20b", "gpt-oss-20b"),
-    ],
-)
-def test_names_as_people_write_them(written: str, row: str) -> None:
-    assert find_shape(written).name == row
-
-
-def test_an_unknown_model_names_the_nearest() -> None:
-    with pytest.raises(ConfigError, match="Did you mean"):
-        find_shape("Lama-3.1-9B-Extra")
-
-
-@pytest.mark.parametrize(
-    ("name", "fmt"),
-    [
-        ("Qwen/Qwen3-8B-FP8", "fp8-block"),
-        ("RedHatAI/Meta-Llama-3.1-70B-Instruct-FP8", "fp8"),
-        ("meta-llama/Llama-3.1-405B-Instruct-FP8", "fbgemm-fp8"),
-        ("hugging-quants/Meta-Llama-3.1-8B-Instruct-AWQ-INT4", "awq"),
-        ("Qwen/Qwen2.5-7B-Instruct-GPTQ-Int4", "gptq"),
-        ("nvidia/Llama-3.3-70B-Instruct-NVFP4", "nvfp4"),
-        ("nvidia/DeepSeek-R1-FP4", "nvfp4"),
-        ("unsloth/Qwen2.5-7B-Instruct-bnb-4bit", "bnb4"),
-        ("RedHatAI/Meta-Llama-3.1-8B-Instruct-quantized.w4a16", "int4"),
-        ("RedHatAI/Meta-Llama-3.1-8B-Instruct-quantized.w8a8", "int8"),
-    ],
-)
-def test_formats_that_names_state(name: str, fmt: str) -> None:
-    found = format_from_name(name)
-    assert found is not None
-    assert found.name == fmt
 
 
 def test_formats_of_quantisation_sections() -> None:

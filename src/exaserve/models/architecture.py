@@ -114,9 +114,13 @@ def _pattern(f: Facts) -> list[str]:
     override = f.get("hybrid_override_pattern")
     if override:
         return list(override)
-    types = f.get("layers_block_type") or f.get("layer_types") or f.get("attn_type_list")
-    if isinstance(types, list) and len(types) == f.layers and isinstance(types[0], str):
-        return [_layer_kind(t) for t in types]
+    types = f.get("layers_block_type") or f.get("layer_types")
+    if isinstance(types, list) and types:
+        names = _NEMOTRON if f.model_type == "nemotron_h" else {}
+        # More than there are layers: those of the draft at the end.
+        return [names.get(str(t)) or _layer_kind(str(t)) for t in types[: f.layers]]
+    if isinstance(f.get("attn_layer_indices"), list):  # Bamba
+        return ["full" if i in f.get("attn_layer_indices") else "mamba" for i in range(f.layers)]
     if f.get("attn_layer_period"):  # Jamba
         period, offset = int(f.get("attn_layer_period")), int(f.get("attn_layer_offset", 0))
         return ["full" if i % period == offset else "mamba" for i in range(f.layers)]
@@ -138,6 +142,9 @@ def _pattern(f: Facts) -> list[str]:
     return ["full"] * f.layers
 
 
+_NEMOTRON = {"mamba": "M", "attention": "*", "mlp": "-", "moe": "E"}
+
+
 def _layer_kind(name: str) -> str:
     if name in ("attention", "full_attention", "full"):
         return "full"
@@ -152,6 +159,8 @@ def _is_sparse(f: Facts, index: int) -> bool:
     """Whether a layer's feed-forward part is a mixture of experts."""
     if not f.experts or index < f.dense_first or index in (f.get("mlp_only_layers") or ()):
         return False
+    if f.get("moe_layers_enum"):
+        return str(index) in str(f.get("moe_layers_enum")).replace(" ", "").split(",")
     kinds = f.get("mlp_layer_types")
     if isinstance(kinds, list) and len(kinds) > index:
         return bool(kinds[index] == "sparse")
@@ -188,7 +197,16 @@ def _mixer(f: Facts, kind: str, covers: blocks.Covers) -> blocks.Part:
             dim=int(f.get("global_head_dim")),
             key_is_value=bool(f.get("attention_k_eq_v")),
         )
-    return blocks.attention(f, covers, "sliding" if kind == "sliding" else "full", window if kind == "sliding" else 0)
+    if kind != "sliding":
+        return blocks.attention(f, covers, "full", 0)
+    if window < 1:
+        raise ConfigError(
+            "The configuration has layers with a sliding window but no sliding_window; write its size in.",
+            param="sliding_window",
+        )
+    other = f.get("attention_other_setting") or {}  # Step: more query heads where there is a window
+    heads, kv = int(other.get("num_attention_heads", 0)), int(other.get("num_attention_groups", 0))
+    return blocks.attention(f, covers, "sliding", window, heads, kv)
 
 
 def _channel(f: Facts, kind: str, index: int, covers: blocks.Covers) -> list[Tensor]:
@@ -225,6 +243,11 @@ def _layer(f: Facts, fmt: WeightFormat, kind: str, index: int) -> Layer:
     tensors, caches = _mixer(f, kind, covers)
     if index >= _own_caches(f):
         caches = []
+        if f.model_type.startswith("gemma4"):  # neither keys nor values of their own
+            tensors = [t for t in tensors if t.name not in ("k_proj", "v_proj")]
+    per_layer = int(f.get("hidden_size_per_layer_input", 0))
+    if per_layer:
+        tensors.append(Tensor("per_layer_input", 2 * per_layer, f.hidden, "none"))
     tensors = tensors + _channel(f, kind, index, covers)
     norms = 4 if f.model_type.startswith(_FOUR_NORMS) else 1 if f.model_type.startswith(_ONE_NORM) else 2
     tensors.append(Tensor("norm", norms * f.hidden, 1, "none"))
@@ -257,7 +280,7 @@ def build(facts: Facts, fmt: WeightFormat) -> Architecture:
             layer = _layer(facts, fmt, kind, index)
             memo[key] = seen.setdefault(layer, layer)
         layers.append(memo[key])
-    tower = vision_parameters(facts.vision, facts.hidden)
+    tower = vision_parameters(facts.vision, facts.hidden) + int(facts.get("other_parameters", 0))
     head = None if facts.tied else Tensor("lm_head", facts.vocab, facts.hidden, "vocab", fmt.covers("lm_head"))
     draft = None
     if facts.draft_layers:
@@ -283,7 +306,8 @@ def _embedding(f: Facts) -> Tensor:
         extra = f.context  # learned positions
     per_layer = int(f.get("hidden_size_per_layer_input", 0))
     if per_layer:
-        extra += f.vocab * f.layers * per_layer // f.hidden
+        # A second embedding, and the projection of the first one to all layers' inputs.
+        extra += f.layers * per_layer * (f.vocab // f.hidden + 1)
     return Tensor("embed", f.vocab + extra, f.hidden, "vocab")
 
 

@@ -17,7 +17,7 @@ Part = tuple[list[Tensor], list[Cache]]
 _QKV_BIAS = ("qwen2", "opt", "starcoder2", "phimoe", "gpt_oss", "glm4", "chatglm", "seed_oss", "mpt", "gpt2", "bloom")
 _O_BIAS = ("opt", "starcoder2", "gpt_oss", "phimoe", "gpt2", "bloom")
 _NO_BIAS_OVERRIDE = ("glm4_moe_lite",)
-_QK_NORM = ("qwen3", "gemma3", "gemma4", "olmo2", "olmoe", "exaone4")
+_QK_NORM = ("qwen3", "gemma3", "gemma4", "olmo2", "olmo3", "olmoe", "exaone4")
 UNGATED = ("opt", "falcon", "starcoder2", "nemotron", "gpt2", "bloom", "mpt", "gpt_neox", "gptj", "gpt_bigcode")
 
 
@@ -55,6 +55,8 @@ def attention(
         tensors += [vector("q_bias", q_rows, "column"), Tensor("kv_bias", kv * dim, 1, "kv", count=2, heads=kv)]
     if f.model_type.startswith(_O_BIAS):
         tensors.append(vector("o_bias", f.hidden))
+    if f.get("use_head_wise_attn_gate"):
+        tensors.append(matrix(covers, "self_attn.g_proj", heads, f.hidden))
     if f.model_type.startswith(_QK_NORM) or f.get("use_qk_norm"):
         tensors.append(vector("qk_norm", 2 * dim))
     if f.model_type.startswith("gpt_oss"):
@@ -109,9 +111,11 @@ def experts(f: Facts, covers: Covers) -> list[Tensor]:
     """Routed experts, the router, and what every token also passes through."""
     gated = not f.model_type.startswith(UNGATED)
     quantised = covers("mlp.experts.0.gate_proj")
+    latent = int(f.get("moe_latent_size", 0))
+    width = latent or f.hidden
     tensors = [
-        Tensor("gate_up", f.moe_mlp, f.hidden, "column", quantised, 2 if gated else 1, f.experts),
-        Tensor("down", f.hidden, f.moe_mlp, "row", quantised, 1, f.experts),
+        Tensor("gate_up", f.moe_mlp, width, "column", quantised, 2 if gated else 1, f.experts),
+        Tensor("down", width, f.moe_mlp, "row", quantised, 1, f.experts),
         Tensor("router", f.experts, f.hidden, "none"),
     ]
     if f.model_type.startswith("gpt_oss"):
@@ -119,6 +123,8 @@ def experts(f: Facts, covers: Covers) -> list[Tensor]:
             Tensor("expert_bias", f.moe_mlp, 1, "column", count=2, experts=f.experts),
             Tensor("expert_bias", f.hidden, 1, "none", experts=f.experts),
         ]
+    if latent:  # Nemotron 3 Super: to the experts' width and back
+        tensors.append(matrix(covers, "mixer.fc_latent_proj", latent, f.hidden, "none", 2))
     if f.shared_mlp:
         tensors += feed_forward(f, covers, f.shared_mlp, "mlp.shared_experts")
     if f.model_type.startswith(("qwen2_moe", "qwen3_next", "qwen3_5_moe")):

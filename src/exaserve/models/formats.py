@@ -116,6 +116,7 @@ FORMATS: Mapping[str, WeightFormat] = {
     "int8": WeightFormat("int8", "int8", 8, channel_bytes=4.0),
     "int4": _INT4,
     "gptq": replace(_INT4, name="gptq", precision="gptq", group_bytes=2.5),
+    "gptq8": WeightFormat("gptq8", "int8", 8, group=128, group_bytes=3.0),
     "awq": replace(_INT4, name="awq", precision="awq", group_bytes=2.5),
     "bnb4": WeightFormat("bnb4", "int4", 4, group=128, group_bytes=4.0),
     "bnb8": WeightFormat("bnb8", "int8", 8, channel_bytes=4.0),
@@ -140,6 +141,10 @@ _ALIASES = {
     "gptq_marlin": "gptq",
     "gptq-int4": "gptq",
     "gptq4": "gptq",
+    "gptq-int8": "gptq8",
+    "int8-gptq": "gptq8",
+    "int4-gptq": "gptq",
+    "int4-awq": "awq",
     "bnb": "bnb4",
     "nf4": "bnb4",
     "bitsandbytes": "bnb4",
@@ -162,42 +167,42 @@ def named_format(name: str) -> WeightFormat:
     return FORMATS[key]
 
 
-_BLOCK_FP8_OWNERS = ("qwen/", "deepseek-ai/", "moonshotai/", "minimaxai/", "zai-org/")
-_NAME_MARKS = (
-    ("nvfp4", "nvfp4"),
-    ("mxfp4", "mxfp4"),
-    ("fp4", "nvfp4"),
-    ("bnb", "bnb4"),
-    ("awq", "awq"),
-    ("gptq", "gptq"),
-    ("w4a16", "int4"),
-    ("int4", "int4"),
-    ("4bit", "int4"),
-    ("autoround", "gptq"),
-    ("w8a8", "int8"),
-    ("int8", "int8"),
-    ("8bit", "int8"),
-    ("fp8", "fp8"),
+_BLOCK_FP8 = re.compile(
+    r"(?:qwen|deepseek-ai|moonshotai|minimaxai|zai-org)/|(?:[^/]*/)?(?:qwen3|deepseek|kimi|minimax|glm-5)"
 )
+_CHANNEL_FP8 = re.compile(r"(?:redhatai|neuralmagic|nm-testing|nvidia|amd)/|.*fp8[-_]?(?:dynamic|kv)")
+_NAME_MARKS: tuple[tuple[str, str], ...] = (
+    (r"nvfp4", "nvfp4"),
+    (r"mxfp4", "mxfp4"),
+    (r"fp4", "nvfp4"),
+    (r"bnb-?8", "bnb8"),
+    (r"bnb", "bnb4"),
+    (r"awq", "awq"),
+    (r"gptq-?(?:int-?8|8-?bit)", "gptq8"),
+    (r"gptq|auto-?round", "gptq"),
+    (r"w4a16|int-?4|4-?bit", "int4"),
+    (r"fp8", "fp8"),
+    (r"w8a8|w8a16|int-?8|8-?bit", "int8"),
+    (r"bf16", "bf16"),
+)
+"""What names say, the more telling before the less."""
 
 
 def format_from_name(name: str) -> WeightFormat | None:
     """The format that a repository's name states (``…-AWQ``, ``…-FP8``), None where it states none.
 
-    Publishers differ in what they call FP8: Qwen, DeepSeek and others scale by block; Meta leaves attention and the
-    outer layers whole.
+    Publishers differ in what they call FP8: Qwen, DeepSeek and others scale by block, those who quantise others' models
+    by channel; Meta leaves attention and the outer layers whole.
     """
     lower = name.lower()
     short = lower.rsplit("/", 1)[-1].replace("_", "-")
-    marked = next((fmt for mark, fmt in _NAME_MARKS if mark in short.replace("-", "") or mark in short), None)
-    if marked is None:
-        return None
+    marked = next((fmt for mark, fmt in _NAME_MARKS if re.search(mark, short)), None)
     if marked == "fp8":
         if lower.startswith("meta-llama/"):
             return FORMATS["fbgemm-fp8"].leaving_out(["self_attn"])
-        if lower.startswith(_BLOCK_FP8_OWNERS) or short.startswith(("qwen3", "deepseek", "kimi", "minimax")):
+        if "fp8-block" in lower or (_BLOCK_FP8.match(lower) and not _CHANNEL_FP8.match(lower)):
             return FORMATS["fp8-block"]
-    return FORMATS[marked]
+    return FORMATS[marked] if marked else None
 
 
 def format_from_config(section: Mapping[str, Any]) -> WeightFormat:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any
 
-__all__ = ["ModelShape", "dense", "mixture"]
+__all__ = ["ModelShape", "dense", "mixture", "sibling"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,3 +126,8 @@ def mixture(
         native=native,
         config=MappingProxyType({"model_type": model_type, "moe_intermediate_size": mlp, **config}),
     )
+
+
+def sibling(row: ModelShape, name: str, *, config: Mapping[str, Any] | None = None, **changes: Any) -> ModelShape:
+    """A row for a model that has another's layers; ``changes`` and ``config`` say what differs."""
+    return replace(row, name=name, config=MappingProxyType({**row.config, **(config or {})}), **changes)

@@ -14,14 +14,13 @@ __all__ = ["check_configuration", "check_name"]
 _ALSO = (
     "aquila", "baichuan", "bamba", "bloom", "chatglm", "cohere", "cohere2", "dbrx", "deepseek", "deepseek_v2",
     "deepseek_v3", "deepseek_v32", "dots1", "ernie4_5", "ernie4_5_moe", "exaone", "exaone4", "falcon", "gemma",
-    "gemma2", "gemma3", "gemma4", "glm", "glm4", "glm4_moe", "glm4_moe_lite", "glm_moe_dsa", "gpt2", "gpt_bigcode",
-    "gpt_neox",
-    "gpt_oss", "gptj", "granite", "granitemoe", "granitemoehybrid", "hunyuan_v1_dense", "hunyuan_v1_moe",
-    "internlm", "internlm2", "internlm3", "jamba", "kimi_k2", "kimi_linear", "llama", "llama4", "minimax_m2",
-    "ministral", "ministral3", "mistral", "mixtral", "mpt", "nemotron", "nemotron_h", "olmo", "olmo2", "olmo3",
-    "olmoe", "opt", "phi3", "phimoe", "qwen", "qwen2", "qwen2_5_vl", "qwen2_moe", "qwen2_vl", "qwen3", "qwen3_5",
-    "qwen3_5_moe", "qwen3_moe", "qwen3_next", "qwen3_vl", "qwen3_vl_moe", "seed_oss", "smollm3", "stablelm",
-    "starcoder2", "yi",
+    "gemma2", "gemma3", "gemma4", "gemma4_unified", "glm", "glm4", "glm4_moe", "glm4_moe_lite", "glm_moe_dsa",
+    "gpt2", "gpt_bigcode", "gpt_neox", "gpt_oss", "gptj", "granite", "granitemoe", "granitemoehybrid",
+    "hunyuan_v1_dense", "hunyuan_v1_moe", "internlm", "internlm2", "internlm3", "jamba", "kimi_k2", "kimi_k25",
+    "kimi_linear", "llama", "llama4", "minimax_m2", "ministral", "ministral3", "mistral", "mistral4", "mixtral",
+    "mpt", "nemotron", "nemotron_h", "olmo", "olmo2", "olmo3", "olmoe", "opt", "phi3", "phimoe", "qwen", "qwen2",
+    "qwen2_5_vl", "qwen2_moe", "qwen2_vl", "qwen3", "qwen3_5", "qwen3_5_moe", "qwen3_moe", "qwen3_next", "qwen3_vl",
+    "qwen3_vl_moe", "seed_oss", "smollm3", "stablelm", "starcoder2", "step3p5", "yi",
 )  # fmt: skip
 _DECODERS = frozenset(_ALSO) | {
     str(shape.config.get("model_type", "llama")).removesuffix("_text") for shape in MODELS.values()
@@ -40,6 +39,10 @@ _POOLED = re.compile(
 _GGUF = re.compile(r"gguf|[-_.](?:i?q\d(?:_[k01])?(?:_[sml])?|bf16)\.gguf$", re.IGNORECASE)
 
 
+_OTHER_WIDTHS = re.compile(r"(?<![a-z0-9])(?:exl[23]|[\d.]*bpw|[12356]-?bit|aqlm|quip|hqq)(?![a-z0-9])", re.IGNORECASE)
+_DRAFTS = re.compile(r"eagle|medusa|speculator|dflash|draft", re.IGNORECASE)
+
+
 def check_name(name: str) -> None:
     """Raises ConfigError for a name of weights that the planner has no memory model for."""
     if _GGUF.search(name):
@@ -47,6 +50,17 @@ def check_name(name: str) -> None:
             f"{name} is in llama.cpp's format (GGUF): its blocks mix several widths, and llama.cpp lays memory out in "
             "its own way, neither of which is modelled here. For an estimate name the 16-bit model with --format int4 "
             "or int8; for exact figures start llama-server once and read its log.",
+            param="model",
+        )
+    if _OTHER_WIDTHS.search(name):
+        raise ConfigError(
+            f"{name} is in a format whose layout is not modelled here. For an estimate name the 16-bit model with "
+            "--format, one that is as wide.",
+            param="model",
+        )
+    if _DRAFTS.search(name):
+        raise ConfigError(
+            f"{name} is a draft for speculative decoding, not a model of its own; name the model it drafts for.",
             param="model",
         )
 

@@ -9,7 +9,8 @@ from exaserve.models.shape import ModelShape
 from exaserve.models.table_dense import DENSE
 from exaserve.models.table_hybrid import HYBRIDS
 from exaserve.models.table_mixture import MIXTURES
+from exaserve.models.table_recent import RECENT
 
 __all__ = ["MODELS"]
 
-MODELS: Mapping[str, ModelShape] = MappingProxyType({row.name: row for row in (*DENSE, *MIXTURES, *HYBRIDS)})
+MODELS: Mapping[str, ModelShape] = MappingProxyType({row.name: row for row in (*DENSE, *MIXTURES, *HYBRIDS, *RECENT)})

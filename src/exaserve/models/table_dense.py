@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from exaserve.models.shape import ModelShape, dense
+from exaserve.models.shape import ModelShape, dense, sibling
 
 __all__ = ["DENSE"]
 
@@ -52,6 +52,8 @@ _QWEN3_VISION: dict[str, Any] = {
 }
 _QWEN3_VL: dict[str, Any] = {"model_type": "qwen3_vl", "vision_config": _QWEN3_VISION}
 _COHERE: dict[str, Any] = {"model_type": "cohere", **_TIED}
+
+_QWEN3_4B = dense("Qwen3-4B", 4.022, 36, 2560, 32, 8, 128, 151_936, 40_960, 9_728, **_QWEN3, **_TIED)
 
 DENSE: tuple[ModelShape, ...] = (
     # Meta
@@ -183,7 +185,8 @@ DENSE: tuple[ModelShape, ...] = (
     ),
     dense("Qwen3-0.6B", 0.596, 28, 1024, 16, 8, 128, 151_936, 40_960, 3_072, **_QWEN3, **_TIED),
     dense("Qwen3-1.7B", 1.721, 28, 2048, 16, 8, 128, 151_936, 40_960, 6_144, **_QWEN3, **_TIED),
-    dense("Qwen3-4B", 4.022, 36, 2560, 32, 8, 128, 151_936, 40_960, 9_728, **_QWEN3, **_TIED),
+    _QWEN3_4B,
+    sibling(_QWEN3_4B, "Qwen3-4B-2507", context=262_144),
     dense("Qwen3-8B", 8.191, 36, 4096, 32, 8, 128, 151_936, 40_960, 12_288, **_QWEN3),
     dense("Qwen3-14B", 14.768, 40, 5120, 40, 8, 128, 151_936, 40_960, 17_408, **_QWEN3),
     dense("Qwen3-32B", 32.762, 64, 5120, 64, 8, 128, 151_936, 40_960, 25_600, **_QWEN3),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from exaserve.models.shape import ModelShape, mixture
+from exaserve.models.shape import ModelShape, mixture, sibling
 
 __all__ = ["MIXTURES"]
 
@@ -33,6 +33,15 @@ _LLAMA4: dict[str, Any] = {
     "attention_chunk_size": 8_192,
     "vision_config": _LLAMA4_VISION,
 }
+_MOON_VISION = {
+    "vt_num_hidden_layers": 27,
+    "vt_hidden_size": 1152,
+    "vt_intermediate_size": 4304,
+    "patch_size": 14,
+    "merge_kernel_size": [2, 2],
+    "init_pos_emb_height": 64,
+    "init_pos_emb_width": 64,
+}
 _QWEN3_VISION = {
     "model_type": "qwen3_vl_moe",
     "depth": 27,
@@ -45,6 +54,75 @@ _QWEN3_VISION = {
     "deepstack_visual_indexes": [8, 16, 24],
 }
 
+_DEEPSEEK = mixture(
+    "DeepSeek-V3",
+    (671.026, 37.55),
+    61,
+    7168,
+    (128, 128, 192),
+    129_280,
+    163_840,
+    (256, 8),
+    2_048,
+    "deepseek_v3",
+    mla=576,
+    native="fp8",
+    **_DEEPSEEK_V3,
+)
+_KIMI_K2 = mixture(
+    "Kimi-K2",
+    (1026.41, 32.9),
+    61,
+    7168,
+    (64, 64, 192),
+    163_840,
+    131_072,
+    (384, 8),
+    2_048,
+    "kimi_k2",
+    mla=576,
+    native="fp8",
+    **_KIMI,
+)
+_GLM45 = mixture(
+    "GLM-4.5",
+    (352.8, 33.6),
+    92,
+    5120,
+    (96, 8, 128),
+    151_552,
+    131_072,
+    (160, 8),
+    1_536,
+    "glm4_moe",
+    intermediate_size=12_288,
+    n_shared_experts=1,
+    first_k_dense_replace=3,
+    attention_bias=True,
+    use_qk_norm=True,
+    num_nextn_predict_layers=1,
+)
+_MINIMAX = mixture(
+    "MiniMax-M2",
+    (228.70, 10.2),
+    62,
+    3072,
+    (48, 8, 128),
+    200_064,
+    196_608,
+    (256, 8),
+    1_536,
+    "minimax_m2",
+    native="fp8",
+    use_qk_norm=True,
+)
+
+_QWEN3_30B_A3B = mixture(
+    "Qwen3-30B-A3B", (30.532, 3.34), 48, 2048, (32, 4, 128), 151_936, 40_960, (128, 8), 768, "qwen3_moe"
+)
+_QWEN3_235B_A22B = mixture(
+    "Qwen3-235B-A22B", (235.094, 22.19), 94, 4096, (64, 4, 128), 151_936, 40_960, (128, 8), 1_536, "qwen3_moe"
+)
 MIXTURES: tuple[ModelShape, ...] = (
     # Mistral
     mixture("Mixtral-8x7B", (46.703, 12.88), 32, 4096, (32, 8, 128), 32_000, 32_768, (8, 2), 14_336, "mixtral"),
@@ -76,11 +154,13 @@ MIXTURES: tuple[ModelShape, ...] = (
         "qwen2_moe",
         shared_expert_intermediate_size=20_480,
     ),
-    mixture("Qwen3-30B-A3B", (30.532, 3.34), 48, 2048, (32, 4, 128), 151_936, 40_960, (128, 8), 768, "qwen3_moe"),
+    _QWEN3_30B_A3B,
+    sibling(_QWEN3_30B_A3B, "Qwen3-30B-A3B-2507", context=262_144),
     mixture(
         "Qwen3-Coder-30B-A3B", (30.532, 3.34), 48, 2048, (32, 4, 128), 151_936, 262_144, (128, 8), 768, "qwen3_moe"
     ),
-    mixture("Qwen3-235B-A22B", (235.094, 22.19), 94, 4096, (64, 4, 128), 151_936, 40_960, (128, 8), 1_536, "qwen3_moe"),
+    _QWEN3_235B_A22B,
+    sibling(_QWEN3_235B_A22B, "Qwen3-235B-A22B-2507", context=262_144),
     mixture(
         "Qwen3-Coder-480B-A35B", (480.155, 35.4), 62, 6144, (96, 8, 128), 151_936, 262_144, (160, 8), 2_560, "qwen3_moe"
     ),
@@ -180,36 +260,8 @@ MIXTURES: tuple[ModelShape, ...] = (
         mla=576,
         **{**_V3, "intermediate_size": 12_288, "n_shared_experts": 2, "first_k_dense_replace": 1},
     ),
-    mixture(
-        "DeepSeek-V3",
-        (671.026, 37.55),
-        61,
-        7168,
-        (128, 128, 192),
-        129_280,
-        163_840,
-        (256, 8),
-        2_048,
-        "deepseek_v3",
-        mla=576,
-        native="fp8",
-        **_DEEPSEEK_V3,
-    ),
-    mixture(
-        "DeepSeek-R1",
-        (671.026, 37.55),
-        61,
-        7168,
-        (128, 128, 192),
-        129_280,
-        163_840,
-        (256, 8),
-        2_048,
-        "deepseek_v3",
-        mla=576,
-        native="fp8",
-        **_DEEPSEEK_V3,
-    ),
+    _DEEPSEEK,
+    sibling(_DEEPSEEK, "DeepSeek-R1"),
     mixture(
         "DeepSeek-V3.2",
         (671.9, 37.6),
@@ -227,73 +279,15 @@ MIXTURES: tuple[ModelShape, ...] = (
         index_head_dim=128,
         **_DEEPSEEK_V3,
     ),
-    mixture(
-        "Kimi-K2",
-        (1026.41, 32.9),
-        61,
-        7168,
-        (64, 64, 192),
-        163_840,
-        131_072,
-        (384, 8),
-        2_048,
-        "kimi_k2",
-        mla=576,
-        native="fp8",
-        **_KIMI,
-    ),
-    mixture(
-        "Kimi-K2-Thinking",
-        (1026.41, 32.9),
-        61,
-        7168,
-        (64, 64, 192),
-        163_840,
-        262_144,
-        (384, 8),
-        2_048,
-        "kimi_k2",
-        mla=576,
-        native="int4",
-        **_KIMI,
+    _KIMI_K2,
+    sibling(_KIMI_K2, "Kimi-K2-0905", context=262_144),
+    sibling(_KIMI_K2, "Kimi-K2-Thinking", context=262_144, native="int4"),
+    sibling(
+        _KIMI_K2, "Kimi-K2.5", context=262_144, native="int4", params_b=1026.9, config={"vision_config": _MOON_VISION}
     ),
     # Zhipu
-    mixture(
-        "GLM-4.5",
-        (352.8, 33.6),
-        92,
-        5120,
-        (96, 8, 128),
-        151_552,
-        131_072,
-        (160, 8),
-        1_536,
-        "glm4_moe",
-        intermediate_size=12_288,
-        n_shared_experts=1,
-        first_k_dense_replace=3,
-        attention_bias=True,
-        use_qk_norm=True,
-        num_nextn_predict_layers=1,
-    ),
-    mixture(
-        "GLM-4.6",
-        (352.8, 33.6),
-        92,
-        5120,
-        (96, 8, 128),
-        151_552,
-        202_752,
-        (160, 8),
-        1_536,
-        "glm4_moe",
-        intermediate_size=12_288,
-        n_shared_experts=1,
-        first_k_dense_replace=3,
-        attention_bias=True,
-        use_qk_norm=True,
-        num_nextn_predict_layers=1,
-    ),
+    _GLM45,
+    sibling(_GLM45, "GLM-4.6", context=202_752),
     mixture(
         "GLM-4.5-Air",
         (106.85, 13.5),
@@ -342,20 +336,8 @@ MIXTURES: tuple[ModelShape, ...] = (
     ),
     # Others
     mixture("Phi-3.5-MoE", (41.873, 6.64), 32, 4096, (32, 8, 128), 32_064, 131_072, (16, 2), 6_400, "phimoe"),
-    mixture(
-        "MiniMax-M2",
-        (228.70, 10.2),
-        62,
-        3072,
-        (48, 8, 128),
-        200_064,
-        196_608,
-        (256, 8),
-        1_536,
-        "minimax_m2",
-        native="fp8",
-        use_qk_norm=True,
-    ),
+    _MINIMAX,
+    sibling(_MINIMAX, "MiniMax-M2.7", context=204_800),
     mixture("DBRX", (131.60, 36.5), 40, 6144, (48, 8, 128), 100_352, 32_768, (16, 4), 10_752, "dbrx"),
     mixture("OLMoE-1B-7B", (6.919, 1.28), 16, 2048, (16, 16, 128), 50_304, 4_096, (64, 8), 1_024, "olmoe"),
     mixture(

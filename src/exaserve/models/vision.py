@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
+
+from exaserve.domain.errors import ConfigError
 
 __all__ = ["image_patches_max", "vision_parameters", "vision_values_per_patch"]
 
@@ -11,36 +14,57 @@ QWEN_PIXELS_MAX = 12_845_056
 """Pixels that Qwen's image processors allow by default; engines profile with an image of that size."""
 
 
+def _first(vision: Mapping[str, Any], *keys: str) -> Any:
+    return next((vision[key] for key in keys if vision.get(key)), 0)
+
+
 def _size(vision: Mapping[str, Any]) -> tuple[int, int, int]:
-    """Depth, width, feed-forward width."""
-    depth = int(vision.get("depth") or vision.get("num_hidden_layers") or vision.get("layers") or 0)
+    """Depth, width, feed-forward width.
+
+    Raises:
+        ConfigError: the tower's section does not say how large it is.
+    """
+    depth = int(_first(vision, "depth", "num_hidden_layers", "layers", "vt_num_hidden_layers"))
     # Qwen2-VL calls the tower's own width embed_dim and its output hidden_size.
-    width = int(vision.get("embed_dim") or vision.get("hidden_size") or vision.get("width") or 0)
-    mlp = vision.get("intermediate_size") or width * float(vision.get("mlp_ratio") or 4)
+    width = int(_first(vision, "embed_dim", "hidden_size", "width", "vt_hidden_size"))
+    if vision and not (depth and width):
+        raise ConfigError(
+            "vision_config lacks its depth (depth, num_hidden_layers, layers) or width (hidden_size, embed_dim), "
+            "and a tower of unknown size cannot be counted. Write them in, as the tower's class has them, or leave "
+            "vision_config out to plan the language model alone.",
+            param="vision_config",
+        )
+    mlp = _first(vision, "intermediate_size", "vt_intermediate_size") or width * float(vision.get("mlp_ratio") or 4)
     return depth, width, int(mlp)
 
 
 def vision_parameters(vision: Mapping[str, Any], hidden: int) -> int:
     """Parameters of the tower and of what projects its output to the language model's ``hidden`` width."""
     depth, width, mlp = _size(vision)
-    if not depth or not width:
+    if not depth:
         return 0
     kind = str(vision.get("model_type", ""))
     gated = kind.startswith(("qwen2_5", "pixtral")) or bool(vision.get("use_gated_mlp"))
     layer = 4 * width * width + (3 if gated else 2) * width * mlp + 6 * width + mlp
     patch = int(vision.get("patch_size") or 14)
     total = depth * layer + 3 * int(vision.get("temporal_patch_size") or 1) * patch * patch * width
-    merge = int(vision.get("spatial_merge_size") or 0)
+    total += int(vision.get("num_position_embeddings") or 0) * width
+    total += int(vision.get("init_pos_emb_height") or 0) * int(vision.get("init_pos_emb_width") or 0) * width
+    kernel = vision.get("merge_kernel_size")
+    merge = (
+        math.prod(int(k) for k in kernel)
+        if isinstance(kernel, list)
+        else int(vision.get("spatial_merge_size") or 0) ** 2
+    )
+    if kind.startswith("pixtral"):
+        # Rotary positions; four patches become one, then two layers at the language model's width.
+        return total + 4 * width * width + width * hidden + hidden * hidden
     if merge:
-        merged = merge * merge * width
+        merged = merge * width
         mergers = 1 + len(vision.get("deepstack_visual_indexes") or ())
-        total += mergers * (merged * merged + merged * hidden)
-    else:
-        image = int(vision.get("image_size") or 0)
-        total += (image // patch) ** 2 * width + width * hidden
-        if kind.startswith("llama4"):
-            total += 2 * 4096 * 4096 + 4096 * hidden
-    return total + int(vision.get("num_position_embeddings") or 0) * width
+        return total + mergers * (merged * merged + merged * hidden)
+    total += (int(vision.get("image_size") or 0) // patch) ** 2 * width + width * hidden
+    return total + (2 * 4096 * 4096 + 4096 * hidden if kind.startswith("llama4") else 0)
 
 
 def image_patches_max(vision: Mapping[str, Any]) -> int:

@@ -186,6 +186,7 @@ _CAPABILITY_LEAST: Mapping[str, float] = {
     "int8": 7.5,
     "awq": 7.5,
     "gptq": 7.0,
+    "gptq8": 7.5,
     "int4": 7.5,
     "bnb4": 7.0,
     "bnb8": 7.0,
