@@ -232,7 +232,9 @@ SMALL = {
     "num_key_value_heads": 2,
     "intermediate_size": 512,
     "vocab_size": 1024,
+    "max_position_embeddings": 4096,
 }
+MLA = {"kv_lora_rank": 32, "q_lora_rank": 64, "qk_nope_head_dim": 16, "qk_rope_head_dim": 8, "v_head_dim": 16}
 
 
 @pytest.mark.parametrize(
@@ -244,7 +246,8 @@ SMALL = {
         ({"model_type": "qwen2", "architectures": ["Qwen2ForSequenceClassification"]}, "classifies or embeds"),
         ({"model_type": "rwkv7", "architectures": ["RWKV7ForCausalLM"]}, "not known here"),
         ({"model_type": "llama", "architectures": ["BrandNewForCausalLM"]}, "no engine class"),
-        ({"architectures": ["BrandNewForCausalLM"]}, "no engine class"),
+        ({"architectures": ["BrandNewForCausalLM"]}, "no model_type; architectures says BrandNew"),
+        ({}, "no model_type. Write it in"),
         ({"model_type": "fresh_vl", "text_config": {**SMALL, "model_type": "fresh_text"}}, "not known here"),
     ],
 )
@@ -261,19 +264,31 @@ def test_unknown_kinds_of_model_are_refused_with_the_reason(config: dict[str, ob
             "model_type": "qwen3_moe",
             "architectures": ["Qwen3MoeForCausalLM"],
             "num_experts": 4,
+            "num_experts_per_tok": 2,
             "moe_intermediate_size": 64,
+            "head_dim": 64,
         },
-        {"model_type": "gemma3_text", "architectures": ["Gemma3ForCausalLM"]},
+        {"model_type": "gemma3_text", "architectures": ["Gemma3ForCausalLM"], "sliding_window": 512},
         {"model_type": "qwen2_vl", "architectures": ["Qwen2VLForConditionalGeneration"]},
         {
             "model_type": "llava",
             "architectures": ["LlavaForConditionalGeneration"],
             "text_config": {**SMALL, "model_type": "llama"},
         },
-        {"model_type": "glm_moe_dsa", "architectures": ["GlmMoeDsaForCausalLM"], "n_routed_experts": 4},
+        {
+            "model_type": "glm_moe_dsa",
+            "architectures": ["GlmMoeDsaForCausalLM"],
+            "n_routed_experts": 4,
+            "num_experts_per_tok": 2,
+            "n_shared_experts": 1,
+            "moe_intermediate_size": 64,
+            "first_k_dense_replace": 1,
+            "index_n_heads": 2,
+            "index_head_dim": 16,
+            **MLA,
+        },
         {"model_type": "chatglm", "architectures": ["ChatGLMModel"]},
         {"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"]},
-        {},
     ],
 )
 def test_known_kinds_are_planned(config: dict[str, object]) -> None:
@@ -355,6 +370,7 @@ def test_layers_that_share_a_cache_keep_none() -> None:
         "model_type": "gemma4_text",
         "num_hidden_layers": 10,
         "head_dim": 64,
+        "global_head_dim": 64,
         "layer_types": ["sliding_attention"] * 4 + ["full_attention"] + ["sliding_attention"] * 4 + ["full_attention"],
         "sliding_window": 512,
         "num_kv_shared_layers": 4,

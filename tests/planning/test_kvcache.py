@@ -73,6 +73,9 @@ def test_nearly_equal_counts_are_padded_instead_of_split() -> None:
         "vocab_size": 201_088,
         "sliding_window": 128,
         "intermediate_size": 2880,
+        "max_position_embeddings": 131_072,
+        "num_local_experts": 32,
+        "num_experts_per_tok": 4,
     }
     cut = kv_layout(model_from_config(config), Parallelism(), OLD)
     assert len(cut.groups) == 2

@@ -134,12 +134,25 @@ def _pattern(f: Facts) -> list[str]:
     if f.get("attention_chunk_size"):  # Llama 4: every fourth layer sees everything
         every = int(f.get("no_rope_layer_interval", 4))
         return ["full" if (i + 1) % every == 0 else "chunked" for i in range(f.layers)]
-    if f.get("sliding_window") and f.get("use_sliding_window", True):
-        default = {"gemma2": 2, "gemma3": 6, "cohere2": 4, "gpt_oss": 2}
-        guess = next((n for key, n in default.items() if f.model_type.startswith(key)), 0)
-        every = int(f.get("sliding_window_pattern", f.get("_sliding_window_pattern", guess)) or 0)
-        return ["full" if every and (i + 1) % every == 0 else "sliding" for i in range(f.layers)]
+    if f.get("sliding_window") and f.get("use_sliding_window", not f.model_type.startswith("qwen")):
+        return _windows(f)
     return ["full"] * f.layers
+
+
+_EVERY = {"gemma2": 2, "gemma3": 6, "cohere2": 4, "gpt_oss": 2, "olmo3": 4, "exaone4": 4}
+"""Of how many layers the last sees everything, where no key says it."""
+
+
+def _windows(f: Facts) -> list[str]:
+    if f.model_type.startswith("qwen"):  # the first ones see everything
+        whole = int(f.get("max_window_layers", 0))
+        return ["full" if i < whole else "sliding" for i in range(f.layers)]
+    every = f.get("sliding_window_pattern", f.get("_sliding_window_pattern"))
+    if isinstance(every, str):  # EXAONE: LLLG
+        every = every.find("G") + 1
+    if every is None:
+        every = next((n for kind, n in _EVERY.items() if f.model_type.startswith(kind)), 0)
+    return ["full" if every and (i + 1) % int(every) == 0 else "sliding" for i in range(f.layers)]
 
 
 _NEMOTRON = {"mamba": "M", "attention": "*", "mlp": "-", "moe": "E"}
@@ -234,6 +247,12 @@ def _own_caches(f: Facts) -> int:
     return f.layers - shared if 0 < shared < f.layers else f.layers
 
 
+def _shares_index(f: Facts, index: int) -> bool:
+    """Whether a layer of sparse attention looks where an earlier one's index said (GLM-5.2)."""
+    kinds = f.get("indexer_types")
+    return isinstance(kinds, list) and index < len(kinds) and kinds[index] == "shared"
+
+
 def _layer(f: Facts, fmt: WeightFormat, kind: str, index: int) -> Layer:
     def covers(path: str) -> bool:
         if fmt.experts_only and ".experts." not in path:
@@ -241,6 +260,9 @@ def _layer(f: Facts, fmt: WeightFormat, kind: str, index: int) -> Layer:
         return fmt.covers(f"layers.{index}.{path}", index, f.layers)
 
     tensors, caches = _mixer(f, kind, covers)
+    if _shares_index(f, index):
+        tensors = [t for t in tensors if t.name not in ("wq_b", "wk", "weights_proj")]
+        caches = caches[:1]
     if index >= _own_caches(f):
         caches = []
         if f.model_type.startswith("gemma4"):  # neither keys nor values of their own
@@ -271,11 +293,11 @@ def build(facts: Facts, fmt: WeightFormat) -> Architecture:
     if len(kinds) != facts.layers:
         raise ConfigError(f"{len(kinds)} kinds of layer for {facts.layers} layers.", param="layer_types")
     seen: dict[Layer, Layer] = {}
-    memo: dict[tuple[str, bool, bool], Layer] = {}
+    memo: dict[tuple[str, bool, bool, bool], Layer] = {}
     by_index = bool(fmt.unquantised_layers or fmt.ignored)
     layers = []
     for index, kind in enumerate(kinds):
-        key = (kind, _is_sparse(facts, index), index < own)
+        key = (kind, _is_sparse(facts, index), index < own, _shares_index(facts, index))
         if by_index or key not in memo:
             layer = _layer(facts, fmt, kind, index)
             memo[key] = seen.setdefault(layer, layer)

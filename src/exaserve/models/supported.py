@@ -65,6 +65,13 @@ def check_name(name: str) -> None:
         )
 
 
+_KEYS_DECIDE = (
+    "What decides is model_type and architectures, and then the keys that name the layers: num_hidden_layers, "
+    "layer_types, hidden_size, num_attention_heads, num_key_value_heads, head_dim, intermediate_size, num_experts, "
+    "num_experts_per_tok, moe_intermediate_size, vocab_size."
+)
+
+
 def check_configuration(config: Mapping[str, Any], language: Mapping[str, Any], nested: bool) -> None:
     """Raises ConfigError for a ``config.json`` whose layers the planner does not know.
 
@@ -92,11 +99,17 @@ def check_configuration(config: Mapping[str, Any], language: Mapping[str, Any], 
             f"{called}: a model that classifies or embeds generates nothing, so its load is not what is planned here.",
             param="architectures",
         )
-    if stated and kind not in _DECODERS:
+    if not stated:
+        said = f"; architectures says {', '.join(classes)}, but the layers follow from model_type" if classes else ""
+        raise ConfigError(
+            f"config.json has no model_type{said}. Write it in, as another copy of it gives it. {_KEYS_DECIDE}",
+            param="model_type",
+        )
+    if kind not in _DECODERS:
         raise ConfigError(
             f"{called}: this architecture's layers are not known here, and a sum over guessed ones would be wrong. "
             "If they are those of a known one, say so by its model_type in a copy of the config.json. "
-            f"Known: {', '.join(sorted(_DECODERS))}.",
+            f"{_KEYS_DECIDE} Known: {', '.join(sorted(_DECODERS))}.",
             param="model_type",
         )
     if not nested and classes and not any(_is_known_class(c) for c in classes):

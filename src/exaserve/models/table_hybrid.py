@@ -276,6 +276,7 @@ HYBRIDS: tuple[ModelShape, ...] = (
         131_072,
         8_192,
         "granitemoehybrid",
+        num_local_experts=0,
         layer_types=["attention" if i in (5, 15, 25, 35) else "mamba" for i in range(40)],
         mamba_n_heads=64,
         tie_word_embeddings=True,
