@@ -138,7 +138,7 @@ def _with_hbm() -> tuple[Hardware, ...]:
         hopper.card("H100-PCIE", 79.11, 2039, (756, 1513, 1513), 350, _PCIE5),
         hopper.card("H100-NVL", 93.11, 3938, (835, 1671, 1671), 400, _NVLINK3),
         hopper.card("H200", 139.72, 4800, (989, 1979, 1979), 700, _NVLINK4),
-        hopper.card("H200-NVL", 139.72, 4800, (836, 1671, 1671), 600, _NVLINK4),
+        hopper.card("H200-NVL", 139.72, 4800, (835, 1671, 1671), 600, _NVLINK4),
         hopper.card("GH200", 94.50, 4000, (989, 1979, 1979), 700, _NVLINK4),
         hopper.card("GH200-144", 139.72, 4900, (989, 1979, 1979), 700, _NVLINK4),
         cut.card("H800", 79.10, 3352, (989, 1979, 1979), 700, _NVLINK_CUT, "H100"),
@@ -190,7 +190,7 @@ def _with_gddr() -> tuple[Hardware, ...]:
         gb20.card("RTX-5080", 15.47, 960, (113, 225, 450, 900), 360, _PCIE5),
         gb20.card("RTX-5090", 31.36, 1792, (210, 419, 838, 1676), 575, _PCIE5),
         gb20.card("RTX-PRO-6000", 95.60, 1792, (504, 1007, 1007, 2015), 600, _PCIE5),
-        gb20.card("RTX-PRO-6000-SERVER", 94.97, 1597, (504, 1007, 1007, 2015), 600, _PCIE5, "rates of RTX-PRO-6000"),
+        gb20.card("RTX-PRO-6000-SERVER", 94.97, 1597, (480, 960, 960, 1920), 600, _PCIE5, "RTX-PRO-6000 by clock"),
         gb20.card("RTX-PRO-6000-MAX-Q", 94.97, 1792, (439, 878, 878, 1756), 300, _PCIE5),
     )
 
