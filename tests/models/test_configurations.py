@@ -252,5 +252,7 @@ def test_layers_that_share_an_index_have_none() -> None:
     assert sum(len(layer.caches) for layer in own.layers) == 2 * 61
     assert sum(len(layer.caches) for layer in some.layers) == 61 + 16
     assert own.parameters - some.parameters == 45 * (32 * 128 * 1536 + 128 * 7168 + 32 * 7168)
+    spaced = model_from_config({**dsa, "index_topk_freq": 4, "index_skip_topk_offset": 3})
+    assert sum(len(layer.caches) for layer in spaced.layers) == 61 + 3 + 14  # 0, 1, 2, 6, 10 …
     with pytest.raises(ConfigError, match="indexer_types"):
         model_from_config({**dsa, "index_topk_freq": 4})

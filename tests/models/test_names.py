@@ -81,6 +81,7 @@ AS_WRITTEN = {
         "zai-org/GLM-5-FP8",
         "nvidia/GLM-5-NVFP4",
     ),
+    "GLM-5.2": ("zai-org/GLM-5.2-FP8",),
     "GLM-4.6": (
         "zai-org/GLM-4.7",
         "zai-org/GLM-4.7-FP8",
@@ -166,7 +167,7 @@ def test_a_row_s_own_name_finds_it(row: str) -> None:
         "deepseek-ai/DeepSeek-V4-Flash",
         "DeepSeek-V3.9",
         "DeepSeek-R1-tiny-1.1B",
-        "zai-org/GLM-5.2",
+        "zai-org/GLM-5.9",
         "zai-org/GLM-4.5V",
         "moonshotai/Kimi-K3",
         "MiniMaxAI/MiniMax-M3",

@@ -250,7 +250,10 @@ def _own_caches(f: Facts) -> int:
 def _shares_index(f: Facts, index: int) -> bool:
     """Whether a layer of sparse attention looks where an earlier one's index said (GLM-5.2)."""
     kinds = f.get("indexer_types")
-    return isinstance(kinds, list) and index < len(kinds) and kinds[index] == "shared"
+    if isinstance(kinds, list):
+        return index < len(kinds) and kinds[index] == "shared"
+    every = int(f.get("index_topk_freq", 1) or 1)
+    return max(index + 1 - int(f.get("index_skip_topk_offset", 0)), 0) % every != 0
 
 
 def _layer(f: Facts, fmt: WeightFormat, kind: str, index: int) -> Layer:

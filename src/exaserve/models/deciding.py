@@ -168,7 +168,7 @@ def require(config: Mapping[str, Any], kind: str) -> None:
     if kind == "granitemoehybrid" and "mamba" in str(config.get("layer_types") or layers):
         needed += _MAMBA.split()
     if int(config.get("index_topk_freq") or 1) > 1:  # some layers share an index: which?
-        needed.append("indexer_types")
+        needed.append("indexer_types|index_skip_topk_offset")
     for names in needed:
         if not any(_says(config, name) for name in names.split("|")):
             raise _missing(config, names.replace("?", "").split("|"))

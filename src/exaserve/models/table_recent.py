@@ -38,6 +38,9 @@ _STEP: dict[str, Any] = {
 _MISTRAL_24B = dense(
     "Mistral-Small-3.1-24B", 24.011, 40, 5120, 32, 8, 128, 131_072, 131_072, 32_768, "mistral", vision_config=_PIXTRAL
 )
+_GLM5 = mixture("GLM-5", (743.9, 40.0), 78, 6144, (64, 64, 256), 154_880, 202_752, (256, 8), 2_048, "glm_moe_dsa",
+    mla=576, q_lora_rank=2048, intermediate_size=12_288, first_k_dense_replace=3, index_n_heads=32,
+    index_head_dim=128, **_GLM_MLA)  # fmt: skip
 
 RECENT: tuple[ModelShape, ...] = (
     # Mistral
@@ -69,9 +72,9 @@ RECENT: tuple[ModelShape, ...] = (
     dense("Gemma-4-12B", 11.95, 48, 3840, 16, 8, 256, 262_144, 262_144, 15_360, sliding=(40, 1024), **_GEMMA4,
           num_global_key_value_heads=1, attention_k_eq_v=True, sliding_window=1024, sliding_window_pattern=6),
     # Zhipu
-    mixture("GLM-5", (743.9, 40.0), 78, 6144, (64, 64, 256), 154_880, 202_752, (256, 8), 2_048, "glm_moe_dsa",
-            mla=576, q_lora_rank=2048, intermediate_size=12_288, first_k_dense_replace=3, index_n_heads=32,
-            index_head_dim=128, **_GLM_MLA),
+    _GLM5,
+    sibling(_GLM5, "GLM-5.2", params_b=743.4, context=1_048_576,
+            config={"index_topk_freq": 4, "index_skip_topk_offset": 3}),
     mixture("GLM-4.7-Flash", (29.94, 3.6), 47, 2048, (20, 20, 256), 154_880, 202_752, (64, 4), 1_536, "glm4_moe_lite",
             mla=576, q_lora_rank=768, intermediate_size=10_240, first_k_dense_replace=1, **_GLM_MLA),
     # NVIDIA: experts work on a narrower, "latent" width
