@@ -202,7 +202,7 @@ def test_prices_of_a_file(run: Run, tmp_path: Path) -> None:
         ((), "Name a model"),
         (("No-Such-Model-9B",), "config.json"),
         (("Llama-3.1-8B", "--gpu", "H1000"), "Did you mean"),
-        (("Llama-3.1-8B", "--format", "int3"), "Known"),
+        (("Llama-3.1-8B", "--format", "int3"), "Did you mean int8 or int4"),
         (("Llama-3.1-8B", "--network", "pigeon"), "Known"),
         (("Llama-3.1-8B", "--memory-gib", "many"), "GiB"),
         (("Llama-3.1-8B", "--partition", "a,b", "--pp", "2"), "layers per stage"),

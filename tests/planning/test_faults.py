@@ -164,7 +164,7 @@ def test_cost_is_of_what_is_carried() -> None:
 
 def test_what_does_not_hold_never_carries_more_than_is_asked() -> None:
     demand = TrafficDemand((RequestClass("x", 8000, 500, 2.4),))
-    r = ask(BIG, "H100", demand, tp=8, pp=1, nodes=7)
+    r = ask(BIG, "H100", demand, tp=8, pp=1, nodes=10)
     plan = make_plan(r)
     assert not plan.works
     note = next(n for n in plan.notes if " there: they" in n)

@@ -52,7 +52,7 @@ def test_a_thawed_replica_finishes_what_it_had() -> None:
 def test_unplugged_replicas_time_out_by_connecting() -> None:
     _, stats = run(count=8, rate=40.0, seconds=12.0, events=script("{at: 3s, unplug: 1}"))
     assert stats.retried > 0
-    assert 2.0 <= stats.all.ttft_max < 8.0, "a connection attempt takes two seconds to fail"
+    assert 2.0 <= stats.all.ttft_max < 10.0, "each of at most four connection attempts takes two seconds to fail"
     assert set(stats.errors) == {"cut"}, "answers that had begun there are given up after a minute of silence"
 
 

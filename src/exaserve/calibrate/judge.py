@@ -10,8 +10,8 @@ from typing import Any
 
 from exaserve.calibrate.measure import Measurements
 from exaserve.domain.errors import ConfigError
-from exaserve.models import find_shape
-from exaserve.perfmodel import Calibration, kv_bytes_per_token
+from exaserve.models import model_from_name
+from exaserve.perfmodel import Calibration
 from exaserve.perfmodel.fitting import (
     Estimate,
     Fit,
@@ -22,6 +22,7 @@ from exaserve.perfmodel.fitting import (
     fit_prefill,
     fit_weights,
 )
+from exaserve.perfmodel.work import work_of
 
 __all__ = [
     "GOOD_SHARE",
@@ -57,7 +58,7 @@ class Prediction:
 def model_kv_bytes(model: str) -> float:
     """KV cache bytes of one token by the model's published shape, 0 where it is not known."""
     try:
-        return kv_bytes_per_token(find_shape(model))
+        return work_of(model_from_name(model)).cache_bytes
     except ConfigError:
         return 0.0
 

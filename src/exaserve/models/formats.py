@@ -19,6 +19,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from exaserve.domain.errors import ConfigError
+from exaserve.domain.names import nearest
 
 __all__ = ["FORMATS", "WeightFormat", "format_from_config", "format_from_name", "named_format"]
 
@@ -29,7 +30,7 @@ class WeightFormat:
 
     Attributes:
         name: key in :data:`FORMATS`.
-        precision: key of :data:`exaserve.perfmodel.PRECISIONS`, for matrix rates.
+        precision: what checkpoints and engines call it.
         bits: per weight, without scales.
         group: inputs per scale; 0 where scales are not by group.
         group_bytes: bytes of scale (and zero) per group.
@@ -163,7 +164,7 @@ def named_format(name: str) -> WeightFormat:
     key = name.strip().lower().split(" ")[0]
     key = _ALIASES.get(key, key)
     if key not in FORMATS:
-        raise ConfigError(f"Unknown weight format {name!r}. Known: {', '.join(sorted(FORMATS))}.", param="format")
+        raise ConfigError(f"Unknown weight format {name!r}. {nearest(name, FORMATS)}", param="format")
     return FORMATS[key]
 
 

@@ -15,8 +15,8 @@ from __future__ import annotations
 from collections import deque
 from typing import Final
 
-from exaserve.perfmodel import EngineProfile
 from exaserve.perfmodel.blocks import BlockPool
+from exaserve.perfmodel.profile import EngineProfile
 from exaserve.perfmodel.sequence import EngineRequest, SequenceState
 
 __all__ = ["NOBODY", "Batch"]
@@ -70,6 +70,8 @@ class Batch:
         self._tokens_per_s = profile.prefill_tokens_per_s
         self._per_pair_s = profile.prefill_per_pair_s
         self._overhead_s = profile.overhead_s
+        self._overlap = profile.overlap
+        self._prompt_s = profile.prompt_s
         self.speed = speed
         self.slow = 1.0
         """Fault: steps take this many times longer."""

@@ -11,7 +11,7 @@ from typing import Any
 
 from exaserve.domain.errors import ConfigError
 from exaserve.perfmodel.fitting import Estimate, FitRefusal
-from exaserve.perfmodel.roofline import EngineProfile
+from exaserve.perfmodel.profile import EngineProfile
 
 __all__ = ["CALIBRATION_KIND", "Calibration", "calibration_document", "parse_calibration"]
 
@@ -91,8 +91,13 @@ class Calibration:
         }
         measured |= {name: self.limits[name] for name in LIMITS if self.limits.get(name)}
         made = dataclasses.replace(base, **measured)
-        # The overhead is what a first token costs besides; it is part of the step and cannot exceed it.
-        overhead = min(self.value("first_token_s") or made.overhead_s, made.decode_fixed_s)
+        if self.value("decode_per_seq_s"):
+            made = dataclasses.replace(made, overlap=0.0)  # computing beside reading is in what was measured
+        overhead = min(made.overhead_s, made.decode_fixed_s)
+        if self.value("first_token_s"):
+            # The overhead is what a first token costs besides; it is part of the step and cannot exceed it.
+            overhead = min(self.value("first_token_s"), made.decode_fixed_s)
+            made = dataclasses.replace(made, first_s=0.0, prompt_s=self.value("first_token_s") - overhead)
         made = dataclasses.replace(made, overhead_s=overhead, token_budget=max(made.token_budget, made.max_num_seqs))
         try:
             made.validate()

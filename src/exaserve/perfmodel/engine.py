@@ -114,6 +114,8 @@ class EngineModel(Batch):
             self._expert_share,
             self._tokens_per_s,
             self._per_pair_s,
+            self._overlap,
+            self._prompt_s,
             tokens,
             count,
             self._kv_tokens,

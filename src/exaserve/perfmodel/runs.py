@@ -19,8 +19,8 @@ import math
 from collections.abc import Iterator
 from typing import Final
 
-from exaserve.perfmodel import EngineProfile
 from exaserve.perfmodel.engine import EngineModel
+from exaserve.perfmodel.profile import EngineProfile
 from exaserve.perfmodel.sequence import SequenceState, StepResult
 
 __all__ = ["RunEngine"]

@@ -52,6 +52,11 @@ class EngineVersion:
     stated: bool = False
 
     @property
+    def numbers(self) -> tuple[int, ...]:
+        """Of a stated release, for step times; () where the newest is meant."""
+        return (0, self.minor, self.patch) if self.name == "vllm" and self.stated else ()
+
+    @property
     def label(self) -> str:
         if self.name == "sglang":
             return "SGLang"

@@ -80,10 +80,12 @@ def profile_of(
     seqs = max(1, min(limits.seqs, limits.tokens))
     made = engine_profile(
         asked.hardware,
-        asked.arch.shape(),
-        asked.arch.fmt.precision,
+        asked.arch,
         asked.placement.tp,
         asked.placement.pp,
+        whole_experts=asked.placement.ep,
+        engine=asked.version.name,
+        version=asked.version.numbers,
         kv_precision="fp8" if asked.kv_bytes < 2 else "bf16",
         kv_tokens=max(tokens, memory.layout.block),
         max_model_len=asked.length,

@@ -93,20 +93,13 @@ class Waiting:
 
 
 def _step(p: EngineProfile, d: TrafficDemand, rate: float, s: float) -> float:
-    batch = rate * d.output * s
-    prefill = rate * d.prompt * s
+    """Mean step where the last one took ``s``: some compute prompts, which come one at a time, the others none."""
+    batch, prefill = rate * d.output * s, rate * d.prompt * s
     if prefill < 1e-9 and batch < 1e-9:
         return p.decode_fixed_s
-    weights = p.decode_fixed_s
-    if p.expert_s:
-        weights += p.expert_s * (1.0 - (1.0 - p.expert_share) ** (prefill + batch))
-    total = weights + p.decode_per_seq_s * batch + p.decode_per_kv_token_s * batch * d.context
-    # The mean over steps of max(compute, weights), for prompts that arrive one at a time: compute hides behind the
-    # weights only in the steps that have any.
-    compute = prefill / p.prefill_tokens_per_s
-    steps_with = min(1.0, prefill / max(1.0, min(d.prompt, p.token_budget)))
-    total += max(0.0, compute - steps_with * (weights - p.overhead_s))
-    return total + rate * s * d.pairs * p.prefill_per_pair_s
+    share = min(1.0, prefill / max(1.0, min(d.prompt, p.token_budget)))
+    with_prompt = p.step_s(prefill / share, batch, batch * d.context, rate * s * d.pairs / share) if share else 0.0
+    return share * with_prompt + (1.0 - share) * p.step_s(0.0, batch, batch * d.context)
 
 
 def steady(p: EngineProfile, d: TrafficDemand, rate_s: float) -> Steady | None:
@@ -198,15 +191,6 @@ def erlang_c(servers: int, utilisation: float) -> float:
     return blocking / (1.0 - utilisation * (1.0 - blocking))
 
 
-def _prefill_s(p: EngineProfile, state: Steady, tokens: int) -> float:
-    """Own prefill while the batch decodes: as many steps as chunks."""
-    room = max(1.0, p.token_budget - state.batch)
-    chunks = max(1, math.ceil(tokens / room))
-    each = tokens / chunks
-    base = p.step_s(int(each), round(state.batch), round(state.kv_tokens))
-    return chunks * base + 0.5 * tokens * tokens * p.prefill_per_pair_s
-
-
 def waiting(p: EngineProfile, d: TrafficDemand, replicas: int, saturated_s: float) -> Waiting | None:
     """Latencies of ``replicas`` under ``d``, None where they cannot carry it.
 
@@ -222,7 +206,8 @@ def waiting(p: EngineProfile, d: TrafficDemand, replicas: int, saturated_s: floa
     if state is None:
         return None
     works = [
-        _prefill_s(p, state, c.prompt_tokens) + c.output_tokens * state.step_s / max(1.0, state.batch)
+        p.prefill_s(c.prompt_tokens, state.batch, state.kv_tokens)
+        + c.output_tokens * state.step_s / max(1.0, state.batch)
         for c in d.classes
     ]
     mean = d.mean(works)
@@ -234,7 +219,7 @@ def waiting(p: EngineProfile, d: TrafficDemand, replicas: int, saturated_s: floa
     wait50 = max(0.0, math.log(2.0 * busy) / pace) if busy > 0.5 else 0.0
     latencies = []
     for c in d.classes:
-        own = _prefill_s(p, state, c.prompt_tokens)
+        own = p.first_s + p.prefill_s(c.prompt_tokens, state.batch, state.kv_tokens)
         first = wait50 + state.step_s / 2 + own
         latencies.append(
             ClassLatency(
