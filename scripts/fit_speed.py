@@ -10,6 +10,7 @@
 from __future__ import annotations
 
 import argparse
+import hashlib
 import multiprocessing
 import os
 import sys
@@ -52,6 +53,12 @@ from exaserve.perfmodel.constants import parse_constants
 __all__ = ["ERRORS", "FITTED"]
 
 '''
+
+
+def mark() -> str:
+    """First line of cross_validation.csv: which table and constants its errors belong to."""
+    digest = hashlib.sha256(MEASUREMENTS.read_bytes() + TARGET.read_bytes()).hexdigest()
+    return f"# sha256 of measurements.csv and fitted.py: {digest}\n"
 
 
 def left_out(estimator: Estimator, start: NDArray[np.float64], folds: int = FOLDS) -> NDArray[np.float64]:
@@ -105,7 +112,7 @@ def main() -> int:
     errors = left_out(estimator, found)
     TARGET.write_text("".join(_lines(values, error_table(estimator, errors, everything))))
     with ERRORS.open("w") as out:
-        out.write("row,kind,ratio\n")
+        out.write(f"{mark()}row,kind,ratio\n")
         for cell, error in zip(estimator.cells, errors, strict=True):
             out.write(f"{cell.row},{cell.kind},{np.exp(error):.4f}\n")
     for kind in sorted({c.kind for c in estimator.cells}):
