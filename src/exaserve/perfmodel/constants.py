@@ -67,14 +67,18 @@ MEANINGS: Mapping[str, Meaning] = MappingProxyType(
             "seconds more of a layer in a step that computes prompts, which is launched kernel by kernel", 100e-6, 0.8
         ),
         "prompt-moe": Meaning("seconds more of a layer with routed experts in such a step", 200e-6, 1.0),
+        "admit": Meaning("seconds that a step with new prompts waits for the host", 2e-3, 0.8),
         "mla": Meaning("seconds more of a layer with a latent cache", 20e-6, 0.5),
+        "mla-engine": Meaning("factor on that of one engine", 1.0, 0.4),
         "state": Meaning("seconds more of a layer with linear attention or a state space", 20e-6, 0.5),
         "reduce": Meaning("seconds of a small all-reduce over two ranks", 6e-6, 0.4),
         "reduce-ranks": Meaning("factor on that of more ranks", 1.0, 0.25),
+        "reduce-engine": Meaning("factor on that of one engine", 1.0, 0.25),
         "reduce-pcie": Meaning("factor on that of cards joined by PCIe alone", 4.0, 0.3),
         "link": Meaning("share of the link's rate that a large all-reduce reaches", 0.4, 0.5),
         "matrix": Meaning("share of the dense matrix rate that large products reach", 0.5, 0.3),
         "matrix-engine": Meaning("factor on that of one engine", 1.0, 0.2),
+        "matrix-card": Meaning("factor on that of one card of the generation", 1.0, 0.12),
         "matrix-halves": Meaning("factor on GeForce cards of an engine that adds 16-bit products at 16 bit", 2.0, 0.1),
         "experts-matrix": Meaning("share of the dense matrix rate that routed experts' products reach", 0.3, 0.4),
         "overlap": Meaning("of computing and reading, how much of the shorter is not hidden by the longer", 0.5, 0.4),
@@ -98,7 +102,7 @@ ENGINE_RELEASES: Mapping[str, tuple[tuple[tuple[int, ...], str], ...]] = Mapping
     {
         "vllm": (((0, 0), "0.7"), ((0, 8), "0.8-0.11"), ((0, 12), "0.12-0.17"), ((0, 18), "0.18")),
         "sglang": (((0, 0), "0.5.6"), ((0, 5, 7), "0.5.7")),
-        "trtllm": (((0, 0), "0"), ((1, 0), "1.0-1.1"), ((1, 2), "1.2")),
+        "trtllm": (((0, 0), "0"), ((1, 0), "1.0"), ((1, 1), "1.1"), ((1, 2), "1.2")),
         "llamacpp": (((0, 0), "any"),),
         "other": (((0, 0), "any"),),
     }
@@ -161,6 +165,7 @@ class Factors:
     moe_s: float
     prompt_s: float
     prompt_moe_s: float
+    admit_s: float
     mla_s: float
     state_s: float
     reduce_s: float
@@ -182,7 +187,7 @@ def parts(s: SpeedSetup) -> dict[str, tuple[str, ...]]:
     gen, engine, kernel = generation(s.card), s.engine, s.kernel
     card = s.card.slice_of or s.card.name
     bandwidth = (f"bandwidth/{gen}", f"bandwidth-card/{card}")
-    computing: tuple[str, ...] = (f"matrix-engine/{engine}",)
+    computing: tuple[str, ...] = (f"matrix-engine/{engine}", f"matrix-card/{card}")
     if engine == "llamacpp" and s.card.name in GEFORCE:
         computing += ("matrix-halves",)
     experts = (f"experts/{kernel}/{gen}", f"experts-engine/{engine}/{gen}", f"experts-engine/{engine}/{kernel}")
@@ -203,9 +208,10 @@ def parts(s: SpeedSetup) -> dict[str, tuple[str, ...]]:
         "moe_s": (*moe, f"moe-release/{engine}/{s.release}", *((f"moe-whole/{engine}",) if whole else ())),
         "prompt_s": (f"prompt/{engine}",),
         "prompt_moe_s": (f"prompt-moe/{engine}",),
-        "mla_s": ("mla",),
+        "admit_s": (f"admit/{engine}",),
+        "mla_s": ("mla", f"mla-engine/{engine}"),
         "state_s": ("state",),
-        "reduce_s": (f"reduce/{gen}", f"reduce-ranks/{s.tp}", *slow),
+        "reduce_s": (f"reduce/{gen}", f"reduce-ranks/{s.tp}", f"reduce-engine/{engine}", *slow),
         "link": (f"link/{s.card.link}/{gen}",),
         "matrix": (f"matrix/{kernel}/{gen}", *computing),
         "plain_matrix": (f"matrix/bf16/{gen}", *computing),

@@ -74,6 +74,8 @@ def step_times(card: Hardware, w: Work, f: Factors, tp: int, pp: int, dp: int = 
     if tp > 1:
         # An all-reduce moves 2 (tp - 1) / tp of the activations over each rank's link.
         token_s += w.reduce_bytes * 2.0 * (tp - 1) / tp / (card.link_gb_s * 1e9 * f.link)
+    if dp > 1:
+        token_s += w.dispatch_bytes * (dp - 1) / dp / (card.link_gb_s * 1e9 * f.link)
     seq_s = f.sequence_s + w.head_flops / (plain_rate * f.plain_matrix) + w.window_bytes / (bandwidth * f.attention)
     # Tokens of all attention ranks hit the experts, each as many as real routing makes of it.
     share = 1.0 - (1.0 - w.expert_share) ** (f.experts_skew * dp * (1 + drafts))
@@ -98,7 +100,7 @@ def step_times(card: Hardware, w: Work, f: Factors, tp: int, pp: int, dp: int = 
         expert_s=w.expert_bytes / (bandwidth * f.experts) / a,
         expert_share=share,
         overlap=f.overlap,
-        prompt_s=w.layers * f.prompt_s + w.moe_layers * f.prompt_moe_s,
+        prompt_s=f.admit_s + w.layers * f.prompt_s + w.moe_layers * f.prompt_moe_s,
         first_s=f.first_s,
     )
 

@@ -55,6 +55,7 @@ class Work:
         cache_bytes: what a token takes in the cache where windows are not told apart, as older engines hold them.
         window_bytes: what a step reads for one sequence whatever its length: windows and states, bytes.
         pair_flops: attention's operations for one token that looks at one earlier token.
+        dispatch_bytes: what one token sends to its experts and gets back where those are on other ranks, bytes.
         reduce_bytes: activations of one token that an all-reduce adds up, over all layers, bytes.
     """
 
@@ -76,6 +77,7 @@ class Work:
     window_bytes: float
     pair_flops: float
     reduce_bytes: float
+    dispatch_bytes: float
 
 
 def work_of(arch: Architecture, tp: int = 1, ep: int = 1, kv_bytes: float = 2.0) -> Work:
@@ -127,6 +129,7 @@ def work_of(arch: Architecture, tp: int = 1, ep: int = 1, kv_bytes: float = 2.0)
         cache_bytes=held,
         window_bytes=window,
         pair_flops=pairs,
+        dispatch_bytes=counts["moe"] * facts.top_k * facts.hidden * (1.0 + BYTES_16),
         reduce_bytes=2.0 * len(arch.layers) * facts.hidden * BYTES_16,
     )
 
