@@ -11,7 +11,7 @@ from tests.calibrate.command import exaserve
 from exaserve.config import load_profile
 from exaserve.emulator.config import EmulatorConfig
 from exaserve.emulator.process import EmulatorProcess
-from exaserve.perfmodel import Calibration, calibration_document
+from exaserve.perfmodel import Calibration, calibration_document, profile
 from exaserve.perfmodel.fitting import Estimate
 
 TRUTH = {
@@ -64,6 +64,12 @@ def test_known_constants_come_back_and_the_profile_holds(emulator, tmp_path):
         if name in TRUTH and "pair" not in name:
             assert estimate.error < 0.2 * estimate.value
     assert "written to" in output
+    made = found.engine_profile()
+    for sequences, context in ((2, 300), (12, 1500)):
+        truth = TRUTH["decode_fixed_s"] + sequences * (
+            TRUTH["decode_per_seq_s"] + context * TRUTH["decode_per_kv_token_s"]
+        )
+        assert made.step_s(0.0, sequences, sequences * context) == pytest.approx(truth, rel=0.05)
     code, output = invoke(emulator, "--check", str(path), "--seed", "77", *RUNS)
     assert re.search(r"median error [0-9.]+%", output), output
     assert code == 0, output
@@ -84,10 +90,27 @@ def test_runs_that_carry_nothing_are_refused_in_words(emulator, tmp_path):
     assert code in (0, 1)
 
 
+@pytest.mark.slow
+def test_few_runs_and_a_prediction_predict_batches_that_were_not_measured(emulator, tmp_path):
+    path = tmp_path / "p.yaml"
+    few = ("--no-probes", "--prompts", "128,2048", "--batches", "1,4,16", "--contexts", "128,1024", "--repeats", "3")
+    code, output = invoke(emulator, "-o", str(path), *few, "--hardware", "RTX-4090", "--precision", "fp8")
+    assert code == 0, output
+    for text in ("predicted", "measured alone", "combined", "the prediction is believed to within"):
+        assert text in output
+    found = load_profile(path).engine_profile()
+    predicted = profile("RTX-4090", "Llama-3.1-8B", "fp8")
+    truth = TRUTH["decode_fixed_s"] + 48 * (TRUTH["decode_per_seq_s"] + 1000 * TRUTH["decode_per_kv_token_s"])
+    before, after = (abs(p.step_s(0.0, 48, 48_000) / truth - 1.0) for p in (predicted, found))
+    assert after < 0.3 * before, (before, after)
+
+
 def test_wrong_options_are_said_before_anything_runs(tmp_path):
     for arguments, message in (
         (("http://127.0.0.1:9", "--prompts", "many"), "whole numbers"),
         (("127.0.0.1:9",), "is the replica up"),
+        (("127.0.0.1:9", "--hardware", "H1000"), "H1000"),
+        (("127.0.0.1:9", "--hardware", "H100", "--engine", "vlm"), "Did you mean vllm?"),
         (("127.0.0.1:9", "--check", str(tmp_path / "none.yaml")), "cannot be read"),
     ):
         code, output = invoke(*arguments)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import random
 
@@ -9,7 +10,7 @@ import pytest
 import yaml
 
 from exaserve.domain.errors import ConfigError
-from exaserve.perfmodel import Calibration, calibration_document, parse_calibration
+from exaserve.perfmodel import Calibration, EngineProfile, calibration_document, parse_calibration, profile
 from exaserve.perfmodel.fitting import (
     DecodePoint,
     Estimate,
@@ -21,6 +22,7 @@ from exaserve.perfmodel.fitting import (
     fit_prefill,
     fit_weights,
 )
+from exaserve.perfmodel.shrinkage import Prior
 
 A, B, C = 1e-4, 4e-9, 0.004
 FIXED, SEQ, KV = 0.011, 1e-4, 8e-8
@@ -174,14 +176,65 @@ def test_a_profile_survives_its_file():
     assert parse_calibration(yaml.safe_load(yaml.safe_dump(calibration_document(one, {"x": 1})))) == one
 
 
+def test_a_file_of_the_first_version_is_read():
+    old = calibration_document(calibration()) | {"version": 1}
+    assert parse_calibration(old) == calibration()
+
+
+def test_points_of_the_evidence_are_read_back():
+    evidence = {
+        "lone_prompts": [{"tokens": 128, "ttft_s": 0.02, "runs": 5}],
+        "batches": [
+            {"sequences": 4, "kv_tokens": 640, "step_s": 0.012, "steps": 64, "unsteady": 0.01, "kv_used": None}
+        ],
+    }
+    found = parse_calibration(calibration_document(calibration(), evidence))
+    assert found.prefill == (PrefillPoint(128, 0.02),)
+    assert (found.decode[0].sequences, found.decode[0].step_s, found.decode[0].unsteady) == (4, 0.012, 0.01)
+    for damaged in ({"batches": [{"sequences": 4}]}, {"lone_prompts": [{"tokens": 0, "ttft_s": 1}]}, {"batches": 3}):
+        with pytest.raises(ConfigError, match="evidence"):
+            parse_calibration(calibration_document(calibration(), damaged))
+
+
 def test_a_profile_becomes_an_engine():
     made = calibration().engine_profile()
-    assert (made.prefill_tokens_per_s, made.decode_fixed_s, made.overhead_s) == (10_000.0, 0.011, 0.004)
+    assert (made.prefill_tokens_per_s, made.decode_fixed_s) == (10_000.0, 0.011)
+    assert (made.overhead_s, made.prompt_s, made.first_s) == (0.0, 0.0, 0.004)
     assert (made.kv_tokens_max, made.max_model_len, made.block_size) == (450_000, 16_384, 32)
     assert made.decode_per_kv_token_s == 0.0
     assert calibration().decode_step_s == pytest.approx(0.0111)
     with pytest.raises(ConfigError, match="prefill_tokens_per_s"):
         Calibration().engine_profile()
+
+
+def test_points_move_the_whole_prediction_and_constants_alone_replace_theirs():
+    predicted = EngineProfile(
+        40_000.0, 0.009, 1e-5, 5e-8, 500_000, 131_072.0, overhead_s=0.003, overlap=0.8, first_s=0.02, prompt_s=0.005
+    )
+    alone = calibration().engine_profile(Prior(predicted))
+    assert alone.decode_per_kv_token_s == predicted.decode_per_kv_token_s, "refused, so as predicted"
+    assert (alone.decode_fixed_s, alone.overlap) == (0.011, 0.0)
+    assert alone.overhead_s == pytest.approx(0.011 / 3.0)
+    assert alone.first_s + alone.prompt_s + alone.overhead_s == pytest.approx(0.004)
+    points = [DecodePoint(n, 200.0 * n, 1.3 * predicted.step_s(0.0, n, 200.0 * n), 64) for n in (1, 4, 16)]
+    moved = dataclasses.replace(calibration(), decode=tuple(points)).engine_profile(Prior(predicted))
+    assert moved.step_s(0.0, 64, 12_800) == pytest.approx(1.3 * predicted.step_s(0.0, 64, 12_800), rel=0.08)
+    assert (moved.kv_tokens_max, moved.kv_bytes_per_token) == (450_000, 131_072.0)
+
+
+def test_a_combined_profile_is_its_own_whatever_is_predicted():
+    truth = EngineProfile(
+        30_000.0, 0.009, 1e-5, 5e-8, 400_000, 1.0, overhead_s=0.003, overlap=0.8, first_s=0.02, expert_s=0.01,
+        expert_share=0.05,
+    )  # fmt: skip
+    names = ["prefill_tokens_per_s", "decode_fixed_s", "decode_per_seq_s", "decode_per_kv_token_s", "overhead_s"]
+    names += ["overlap", "first_s", "prompt_s", "expert_s", "expert_share", "prefill_per_pair_s"]
+    file = Calibration(constants={name: Estimate(getattr(truth, name), 0.0) for name in names})
+    file = parse_calibration(calibration_document(file))
+    for found in (file.engine_profile(), file.engine_profile(Prior(profile("H100", "Llama-3.1-8B")))):
+        assert found.step_s(512, 8, 9_000) == pytest.approx(truth.step_s(512, 8, 9_000))
+        assert found.first_token_s(3_000) == pytest.approx(truth.first_token_s(3_000))
+    assert file.decode_step_s == pytest.approx(truth.step_s(0.0, 1.0, 0.0))
 
 
 @pytest.mark.parametrize(

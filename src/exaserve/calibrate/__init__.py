@@ -4,6 +4,7 @@ from exaserve.calibrate.design import BatchRun, Design, ProbeRun, design_runs
 from exaserve.calibrate.judge import (
     GOOD_SHARE,
     Prediction,
+    combine,
     evidence,
     fit_profile,
     median_error,
@@ -21,6 +22,7 @@ __all__ = [
     "Measurer",
     "Prediction",
     "ProbeRun",
+    "combine",
     "decode_point",
     "design_runs",
     "evidence",

@@ -4,43 +4,50 @@ from __future__ import annotations
 
 import asyncio
 import json
-import math
+import re
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import httpx
 import typer
 import yaml
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
-from rich.text import Text
 
 from exaserve.bench import BodyRenderer
 from exaserve.bench.tokens import Lengths, ServerTokenizer, measure_lengths
 from exaserve.calibrate import (
-    GOOD_SHARE,
     Design,
     Measurements,
     Measurer,
-    Prediction,
+    combine,
     evidence,
     fit_profile,
-    median_error,
     model_kv_bytes,
     not_steady,
     predict,
 )
+from exaserve.cli.calibrate_tables import show_check, show_combined, show_measured
 from exaserve.cli.flags import ApiKey, command
 from exaserve.cli.outputs import check_writable, write_text
-from exaserve.cli.tables import Cell, Column, print_table
 from exaserve.config import load_profile
 from exaserve.domain.errors import ConfigError
-from exaserve.perfmodel import Calibration, calibration_document
-from exaserve.report import number
+from exaserve.domain.names import nearest
+from exaserve.models import model_from_name
+from exaserve.perfmodel import Calibration, calibration_document, find_hardware, profile
+from exaserve.perfmodel.constants import ENGINE_RELEASES
+from exaserve.perfmodel.shrinkage import Prior, prior_of
 
 __all__ = ["calibrate"]
+
+
+_PRIOR = "Prediction to combine with"
+
+
+def _prior_option(text: str, *names: str) -> Any:
+    return typer.Option(*names, help=text, rich_help_panel=_PRIOR)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,7 +70,21 @@ class CalibrateOptions:
     repeats: Annotated[int, typer.Option(min=1, help="Runs of each lone prompt that count.")] = 5
     steps: Annotated[int, typer.Option(min=16, help="Decode steps measured of each batch.")] = 64
     probes: Annotated[bool, typer.Option(help="Measure the weights of the literal score too.")] = True
-    model_shape: Annotated[str, typer.Option(help="Model whose published shape gives KV bytes per token.")] = ""
+    model_shape: Annotated[
+        str, typer.Option(help="Model whose published shape gives KV bytes per token, where its name does not say it.")
+    ] = ""
+    hardware: Annotated[
+        str,
+        _prior_option("Accelerator: the prediction for it fills what the runs leave open, as far as it is trusted."),
+    ] = ""
+    tp: Annotated[int, _prior_option("Tensor parallel size.", "--tp", "--tensor-parallel-size")] = 1
+    pp: Annotated[int, _prior_option("Pipeline parallel size.", "--pp", "--pipeline-parallel-size")] = 1
+    precision: Annotated[str, _prior_option("Weights: auto, bf16, fp8, int4 …", "--precision", "--dtype")] = "auto"
+    kv_precision: Annotated[str, _prior_option("KV cache: auto, bf16, fp8.", "--kv-precision", "--kv-cache-dtype")] = (
+        "auto"
+    )
+    engine: Annotated[str, _prior_option("Engine, if it does not say so itself: vllm, sglang, trtllm …")] = ""
+    engine_version: Annotated[str, _prior_option("Its version, such as 0.10.2; the newest without it.")] = ""
     kv_cache_gib: Annotated[float, typer.Option(min=0, help="KV cache memory of all ranks, by the engine's log.")] = 0.0
     max_num_seqs: Annotated[int, typer.Option(min=0, help="Sequences the engine runs at once, if you know it.")] = 0
     token_budget: Annotated[int, typer.Option(min=0, help="Tokens the engine computes per step, if you know it.")] = 0
@@ -76,8 +97,10 @@ def _calibrate(options: CalibrateOptions) -> None:
 
     Lone prompts give the prefill rate and its quadratic part, steady batches the cost of a decode step, the engine's
     own metrics its cache. Each constant comes with its standard error; one that the runs do not carry is refused, with
-    the runs that are missing. What has been measured is kept, even if the run is interrupted. Exit code: 0 written (or
-    predicts well), 1 prefill rate or decode step were refused (or the profile predicts badly), 2 wrong options.
+    the runs that are missing. With --hardware the prediction for such a replica is combined with what is measured, so
+    that a few runs move all of it, and nothing is refused that can be predicted. What has been measured is kept, even
+    if the run is interrupted. Exit code: 0 written (or predicts well), 1 prefill rate or decode step were refused (or
+    the profile predicts badly), 2 wrong options.
     """
     o = options
     console = Console()
@@ -88,6 +111,9 @@ def _calibrate(options: CalibrateOptions) -> None:
         check_writable(o.output, "--output")
     if o.model_shape and not model_kv_bytes(o.model_shape):
         raise ConfigError(f"--model-shape: {o.model_shape!r} is not in the table of models")
+    if o.hardware:
+        find_hardware(o.hardware)
+        _engine(o.engine)
     design = Design(
         prompts=_numbers("--prompts", o.prompts),
         batches=_numbers("--batches", o.batches),
@@ -125,14 +151,49 @@ def _finish(console: Console, o: CalibrateOptions, known: Calibration | None, me
         if line:
             console.print(line, style="yellow", highlight=False, markup=False)
     if known is not None:
-        return _show_check(console, known, predict(known, measured))
+        return show_check(console, known, predict(known, measured))
     date = time.strftime("%Y-%m-%d", time.gmtime())
-    profile, fits = fit_profile(measured, date, with_weights=o.probes)
-    document = calibration_document(profile, evidence(measured, fits))
+    alone, fits = fit_profile(measured, date, with_weights=o.probes)
+    found, both = (
+        combine(alone, _prior(o, measured)) if o.hardware and (alone.prefill or alone.decode) else (alone, None)
+    )
+    document = calibration_document(found, evidence(measured, fits, both))
     write_text(o.output, yaml.safe_dump(document, sort_keys=False, allow_unicode=True, width=110), "--output")
-    _show(console, profile)
+    if both is None:
+        show_measured(console, found)
+    else:
+        show_combined(console, alone, found, both)
     console.print(f"written to {o.output}; use it with profile: {o.output.name} in a pool of the cluster file")
-    return 0 if profile.value("prefill_tokens_per_s") and profile.value("decode_fixed_s") else 1
+    return 0 if found.value("prefill_tokens_per_s") and found.value("decode_fixed_s") else 1
+
+
+def _engine(name: str) -> str:
+    engine = name.lower().replace("-", "").replace("_", "").replace(".", "") or "vllm"
+    if engine not in ENGINE_RELEASES:
+        raise ConfigError(f"--engine: unknown engine {name!r}. {nearest(engine, ENGINE_RELEASES)}", param="engine")
+    return engine
+
+
+def _prior(o: CalibrateOptions, measured: Measurements) -> Prior:
+    """What is predicted of the replica that the flags describe. ConfigError where they cannot be."""
+    name = o.model_shape or measured.model
+    said = measured.engine if measured.engine in ENGINE_RELEASES else "vllm"
+    engine, version = _engine(o.engine or said), tuple(map(int, re.findall(r"\d+", o.engine_version)))
+    try:
+        arch = model_from_name(name, o.precision)
+        predicted = profile(
+            o.hardware,
+            name,
+            o.precision,
+            o.tp,
+            o.pp,
+            kv_precision=o.kv_precision,
+            engine=engine,
+            version=version,
+        )
+    except ConfigError as error:
+        raise ConfigError(f"the prediction for --hardware {o.hardware}: {error.message}", param=error.param) from None
+    return prior_of(predicted, find_hardware(o.hardware), arch, o.tp, engine=engine, version=version)
 
 
 def _read_measurements(path: Path) -> Measurements:
@@ -205,57 +266,3 @@ def _add_kv_bytes(measured: Measurements, model_shape: str, kv_cache_gib: float)
         measured.kv_bytes_per_token = model_kv_bytes(model_shape)
     elif not measured.kv_bytes_per_token:
         measured.kv_bytes_per_token = model_kv_bytes(measured.model)
-
-
-_TEXTS = {
-    "prefill_tokens_per_s": ("prefill rate", 1.0, "tokens/s"),
-    "prefill_per_pair_s": ("prefill, per pair of tokens", 1e9, "ns"),
-    "first_token_s": ("first token besides its prompt", 1e3, "ms"),
-    "decode_fixed_s": ("decode step", 1e3, "ms"),
-    "decode_per_seq_s": ("decode, per sequence", 1e6, "µs"),
-    "decode_per_kv_token_s": ("decode, per token held", 1e9, "ns"),
-    "kv_bytes_per_token": ("KV cache per token", 1.0, "bytes"),
-    "kv_tokens_per_token": ("cache tokens per token", 1.0, ""),
-    "kv_gb": ("weight: KV cache", 1e3, "ms per GB"),
-    "kv_age_s": ("weight: age of the cache", 1e3, "ms per s"),
-    "net_mb": ("weight: network", 1e3, "ms per MB/s"),
-}
-
-
-def _show(console: Console, profile: Calibration) -> None:
-    columns = (Column("", left=True), Column("value"), Column("± standard error"), Column("unit", 1, left=True))
-    rows: list[list[Cell]] = []
-    for name, estimate in {**profile.constants, **profile.weights}.items():
-        text, factor, unit = _TEXTS[name]
-        share = f" ({estimate.error / estimate.value:.1%})" if estimate.value else ""
-        rows.append([text, number(estimate.value * factor), f"{number(estimate.error * factor)}{share}", unit])
-    print_table(console, f"{profile.model} on {profile.engine or 'an unknown engine'}", columns, rows)
-    for refusal in profile.refused:
-        console.print(
-            f"refused: {refusal.what}: {refusal.why}. Missing: {refusal.missing}", style="yellow", highlight=False
-        )
-
-
-def _show_check(console: Console, profile: Calibration, predictions: list[Prediction]) -> int:
-    columns = (Column("", left=True, wrap=True), Column("measured"), Column("predicted", 1), Column("off by"))
-    rows: list[list[Cell]] = [
-        [
-            p.what,
-            f"{number(p.measured_s * 1e3)} ms",
-            f"{number(p.predicted_s * 1e3)} ms",
-            Text(f"{p.error:+.1%}", style="red" if abs(p.error) > 2 * GOOD_SHARE else ""),
-        ]
-        for p in predictions
-    ]
-    print_table(console, f"{profile.model}, measured {profile.date}, against a fresh run", columns, rows)
-    off = median_error(predictions)
-    if math.isnan(off):
-        console.print("nothing to compare: the profile has neither prefill nor decode", style="bold yellow")
-        return 1
-    good = off <= GOOD_SHARE
-    console.print(
-        f"median error {off:.1%}: the profile {'holds' if good else 'does not hold any more; calibrate again'}",
-        style="green" if good else "bold red",
-        highlight=False,
-    )
-    return 0 if good else 1

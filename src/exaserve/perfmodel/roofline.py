@@ -197,6 +197,7 @@ def profile(
     token_budget: int = 8192,
     block_size: int = 16,
     engine: str = "vllm",
+    version: tuple[int, ...] = (),
 ) -> EngineProfile:
     """The predicted profile of one replica: ``model`` at ``precision`` over ``tp`` x ``pp`` accelerators of one kind.
 
@@ -205,7 +206,7 @@ def profile(
         utilization: share of device memory that the engine may use.
         max_model_len: None takes the model's own context, cut to what the KV cache holds.
         max_num_seqs / token_budget / block_size: the engine's batch limits.
-        engine: whose constants hold (its newest releases).
+        engine / version: whose constants hold; () is the newest release.
 
     Raises:
         ConfigError: unknown name (with the nearest valid one), a split that the model does not allow, weights that do
@@ -243,6 +244,7 @@ def profile(
         tp,
         pp,
         engine=engine,
+        version=version,
         kv_precision=kv_precision,
         kv_tokens=tokens,
         max_model_len=length,

@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass, replace
 
 from exaserve.perfmodel import Calibration, EngineProfile, engine_profile
+from exaserve.perfmodel.shrinkage import prior_of
 from exaserve.planning.cost import Cost, cost_of
 from exaserve.planning.demand import TrafficDemand
 from exaserve.planning.fleet import PlanRequest
@@ -71,7 +72,7 @@ def profile_of(
     """Step times of the replica of a memory plan that fits.
 
     Args:
-        measured: a profile of such a replica; its figures take the place of the estimated ones.
+        measured: a profile of such a replica; its points move the estimate, as far as each is worth.
         network: seconds of each token and of each step on links the roofline does not know (a measured step has them).
     """
     asked = memory.request
@@ -94,10 +95,17 @@ def profile_of(
         block_size=memory.layout.block,
     )
     if measured is not None:
-        # A measured step has its experts' weights in it.
-        base = replace(made, expert_s=0.0) if measured.value("decode_fixed_s") else made
+        prior = prior_of(
+            made,
+            asked.hardware,
+            asked.arch,
+            asked.placement.tp,
+            whole_experts=asked.placement.ep,
+            engine=asked.version.name,
+            version=asked.version.numbers,
+        )
         held = {name: n for name, n in measured.limits.items() if name == "kv_tokens_max"}
-        return replace(measured, limits=held).engine_profile(base)
+        return replace(measured, limits=held).engine_profile(prior)
     token_s, step_s = network
     return replace(
         made,
