@@ -23,6 +23,7 @@ from exaserve.planning import (
     MemoryRequest,
     Parallelism,
     RequestClass,
+    Targets,
     TrafficDemand,
     cluster_file,
     explain,
@@ -165,12 +166,19 @@ def test_cost_is_of_what_is_carried() -> None:
 def test_what_does_not_hold_never_carries_more_than_is_asked() -> None:
     demand = TrafficDemand((RequestClass("x", 8000, 500, 2.4),))
     r = ask(BIG, "H100", demand, tp=8, pp=1, nodes=10)
+    idle = make_plan(replace(r, demand=demand.at(0.01))).now
+    assert idle is not None
+    # A first token may take a little longer than on idle replicas, and the time per token leaves more room than that.
+    r = replace(r, targets=Targets(1.3 * idle.per_class[0].ttft_p99_s, 0.05))
     plan = make_plan(r)
+    assert 0 < plan.held_s < plan.mixed_capacity_s
+    between = (plan.held_s + plan.mixed_capacity_s) / 2
+    plan = make_plan(replace(r, demand=demand.at(between)))
     assert not plan.works
     note = next(n for n in plan.notes if " there: they" in n)
-    assert "they carry all 2.40 requests/s, but the first token" in note
+    assert f"they carry all {between:,.2f} requests/s, but the first token" in note
     assert f"within every target {plan.held_s:,.2f}" in note
-    assert plan.held_s < 2.4
+    assert plan.held_s < between
 
 
 # A measured profile
@@ -195,7 +203,11 @@ def test_a_profile_replaces_the_estimates() -> None:
     assert measured.best.rate_max_s < plain.best.rate_max_s / 2
     sources = {t.name: t.source for t in explain(measured)}
     assert (sources["prefill"], sources["decode, empty"]) == ("measured", "measured")
-    assert sources["per 1,000 cached tokens"] == "estimated"
+    assert sources["per 1,000 cached tokens"] == "fitted"
+    # It is taken as it is: no interval, and nothing to size for but itself.
+    assert measured.predicted is None
+    assert measured.best.certainty is None
+    assert measured.best.profile == measured.best.predicted
     assert any("step times are measured" in n for n in measured.notes)
 
 

@@ -254,7 +254,14 @@ def test_json_is_json() -> None:
     again = json.loads(json.dumps(value, allow_nan=False))
     assert again["recommended"]["tensor_parallel_size"] >= 1
     assert again["memory"]["kv_tokens"] > 0
-    assert {t["source"] for t in again["terms"]} <= {"published", "measured", "estimated", "counted", "given"}
+    assert {t["source"] for t in again["terms"]} <= {
+        "published",
+        "measured",
+        "fitted",
+        "estimated",
+        "counted",
+        "given",
+    }
 
 
 def test_the_terms_add_up() -> None:

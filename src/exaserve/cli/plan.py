@@ -10,6 +10,7 @@ from exaserve.cli.flags import command
 from exaserve.cli.plan_flags import PlanFlags
 
 if TYPE_CHECKING:
+    from exaserve.perfmodel.nearest import Evidence
     from exaserve.planning import ClusterPlan, LogFacts, PlanRequest
 
 __all__ = ["plan"]
@@ -23,17 +24,8 @@ def _run(flags: PlanFlags) -> None:
     Exit code 1 where nothing fits, the network is too slow or the demand is not held.
     """
     from exaserve.cli.plan_inputs import request_of
-    from exaserve.domain.errors import ConfigError
     from exaserve.planning import make_plan
 
-    if flags.engine not in ("vllm", "sglang"):
-        why = (
-            "llama.cpp lays its memory out in its own way, which is not modelled here: start llama-server once and "
-            "read its log"
-            if flags.engine.replace("_", "").replace(".", "").replace("-", "") in ("llamacpp", "llamaserver")
-            else "known: vllm, sglang"
-        )
-        raise ConfigError(f"--engine {flags.engine}: no memory model of that engine; {why}.", param="engine")
     log = _read_log(flags)
     request = request_of(flags, log)
     if log is not None:
@@ -86,15 +78,32 @@ def _dump(value: Any) -> None:
 
 def _output(flags: PlanFlags, result: ClusterPlan) -> None:
     from exaserve.cli.plan_show import show_plan, show_terms
+    from exaserve.cli.plan_speed import show_evidence
     from exaserve.planning import explain, plan_dict
 
     if flags.json:
-        _dump(plan_dict(result))
+        _dump(plan_dict(result, _evidence(result)))
         return
     console = _console()
     show_plan(console, result)
     if flags.explain:
         show_terms(console, explain(result))
+        found = _evidence(result)
+        if found is not None:
+            show_evidence(console, found)
+
+
+def _evidence(result: ClusterPlan) -> Evidence | None:
+    """What is public about the recommended layout: the table is read only where it is shown."""
+    from exaserve.config.measurements import load_measurements
+    from exaserve.perfmodel.nearest import evidence
+
+    best, demand = result.best, result.request.demand
+    if best is None or best.certainty is None:
+        return None
+    rows, sources = load_measurements()
+    batch = result.now.state.batch if result.now else 1.0
+    return evidence(rows, sources, best.certainty.setup, result.request.arch, (batch, demand.prompt, demand.output))
 
 
 def _write(flags: PlanFlags, result: ClusterPlan) -> None:
@@ -163,7 +172,8 @@ def _sweep(flags: PlanFlags, request: PlanRequest) -> None:
     title = f"{request.arch.name}: cards, formats and layouts"
     note = (
         f"{request.demand.rate_s:,.1f} requests/s, {request.demand.prompt:,.0f} + {request.demand.output:,.0f} tokens; "
-        "speeds and latencies are estimates of a roofline model, memory is counted; prices "
+        f"sized for {request.confidence:.0%} of measurements like each (--confidence); times are as predicted, with "
+        "the interval of 80% of them; memory is counted; prices "
         + ("are given" if request.prices.card_hour else "are rough market levels")
     )
     if flags.html is not None:

@@ -32,6 +32,13 @@ class PlanFlags:
     ] = False
     ttft_p99_ms: Annotated[float, typer.Option(help="P99 to the first token.", rich_help_panel=_NEED)] = 2000.0
     tpot_ms: Annotated[float, typer.Option(help="Mean time per output token.", rich_help_panel=_NEED)] = 50.0
+    confidence: Annotated[
+        float,
+        typer.Option(
+            help="Size for step times that this share of measurements like it are within; 0.5: as predicted.",
+            rich_help_panel=_NEED,
+        ),
+    ] = 0.8
     offline: Annotated[bool, typer.Option("--offline", help="Nobody waits.", rich_help_panel=_NEED)] = False
     no_operations: Annotated[
         bool, typer.Option("--no-operations", help="There is no operations team.", rich_help_panel=_NEED)
@@ -59,7 +66,9 @@ class PlanFlags:
     prices: Annotated[
         Path | None, typer.Option(help="YAML: cards: {H100: 2.5}, currency, kwh, pue.", rich_help_panel=_FLEET)
     ] = None
-    engine: Annotated[str, typer.Option(help="vllm or sglang.", rich_help_panel=_ENGINE)] = "vllm"
+    engine: Annotated[
+        str, typer.Option(help="vllm, sglang, or trtllm (its speeds; memory as vLLM's).", rich_help_panel=_ENGINE)
+    ] = "vllm"
     engine_version: Annotated[str, typer.Option(help="Such as 0.10.2, V0.", rich_help_panel=_ENGINE)] = ""
     utilization: Annotated[
         float, typer.Option(help="Share of memory; 0: the engine's own for its version.", rich_help_panel=_ENGINE)

@@ -25,7 +25,7 @@ from exaserve.planning import (
     TrafficDemand,
     find_link,
     make_plan,
-    parse_engine,
+    named_engine,
     reference_demand,
 )
 from exaserve.planning.queueing import saturation
@@ -176,8 +176,8 @@ def request_of(flags: PlanFlags, log: LogFacts | None = None) -> PlanRequest:
         nodes_per_rack=flags.nodes_per_rack,
         memory_gib=memory,
     )
-    version = parse_engine(flags.engine_version if flags.engine != "sglang" else "sglang")
-    if not flags.engine_version and log.figures and flags.engine != "sglang":
+    version = named_engine(flags.engine, flags.engine_version)
+    if not flags.engine_version and log.figures and flags.engine == "vllm":
         version = log.version
     demand, given = _demand(flags)
     share = flags.utilization or log.get("utilization") or version.utilization_default
@@ -210,6 +210,7 @@ def request_of(flags: PlanFlags, log: LogFacts | None = None) -> PlanRequest:
         measured=MeasuredMemory(flags.weights_gib, flags.non_torch_gib, flags.activation_gib, flags.kv_gib),
         offline=flags.offline,
         operations=not flags.no_operations,
+        confidence=flags.confidence,
     )
     if flags.profile is not None:
         request = with_profile(request, load_profile(flags.profile))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from html import escape
 
+from exaserve.cli.plan_speed import band_text
 from exaserve.planning import SweepRow
 from exaserve.report import Cell, Figure, Point, page, scatter, table
 
@@ -16,7 +17,7 @@ NAMED_MAX = 14
 
 _HEAD = (
     "card", "weights", "TP", "GiB a rank", "KV tokens", "replicas", "cards", "tokens/s a card", "P99 first",
-    "per token",
+    "per token", "measured like it",
 )  # fmt: skip
 
 
@@ -50,6 +51,7 @@ def sweep_page(rows: Sequence[SweepRow], title: str, note: str, currency: str) -
 def _row(r: SweepRow) -> list[str | Cell]:
     start: list[str | Cell] = [r.hardware, r.fmt, str(r.tp), f"{r.weights_gib:.1f}"]
     if not r.works or r.per_million_tokens is None:
-        return [*start, "", "", "", "", "", "", Cell(r.why, good=False)]
-    figures = [f"{r.tokens:,}", f"{r.replicas:,}", f"{r.cards:,}", f"{r.tokens_s:,.0f}", f"{r.ttft_p99_s:.2f} s"]
-    return [*start, *figures, f"{r.tpot_s * 1e3:.1f} ms", f"{r.per_million_tokens:.3f}"]
+        return [*start, "", "", "", "", "", "", "", Cell(r.why, good=False)]
+    figures = [f"{r.tokens:,}", f"{r.replicas:,}", f"{r.cards:,}", f"{r.tokens_s:,.0f}"]
+    times = [band_text(r.first_band_s), band_text(r.token_band_s, 1)]
+    return [*start, *figures, *times, f"{r.like_rows:,}: {r.like or 'any'}", f"{r.per_million_tokens:.3f}"]

@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.padding import Padding
 from rich.text import Text
 
+from exaserve.cli.plan_speed import band_text, seconds_text, show_speed
 from exaserve.cli.tables import Cell, Column, print_table
 from exaserve.planning import ClusterPlan, Comparison, SweepRow, Term
 from exaserve.planning.layout import Option
@@ -33,12 +34,6 @@ def _line(console: Console, line: str, style: str = "") -> None:
     console.print(Padding(Text(line, style=style), (0, 0, 0, 2), expand=False))
 
 
-def _seconds(value: float) -> str:
-    if not math.isfinite(value):
-        return "-"
-    return f"{value * 1e3:,.0f} ms" if value < 1 else f"{value:,.2f} s"
-
-
 def show_plan(console: Console, plan: ClusterPlan) -> None:
     """The whole plan in a terminal."""
     r, best = plan.request, plan.best
@@ -52,6 +47,7 @@ def show_plan(console: Console, plan: ClusterPlan) -> None:
     _show_answer(console, plan, best)
     _show_memory(console, best)
     _show_options(console, plan)
+    show_speed(console, plan)
     if plan.request.demand_given:
         _show_load(console, plan)
         _show_pools(console, plan)
@@ -172,23 +168,25 @@ def _show_load(console: Console, plan: ClusterPlan) -> None:
     if now is None:
         return
     speed = f"{now.state.step_s * 1e3:.1f} ms per token"
-    kind = "measured step times" if plan.request.profile else "estimated"
+    kind = "measured step times" if plan.request.profile else f"sized for {plan.request.confidence:.0%}"
     many = _count(plan.replicas, "replica")
     share = f"{plan.request.demand.rate_s / plan.held_s:.0%}" if plan.held_s else "more than"
     head = f"Load: {share} of what {many} carry in the targets, {speed} ({kind})"
     columns = (
-        Column("class"), Column("requests/s"), Column("in + out", 2), Column("P50 first", 3), Column("P99 first"),
-        Column("allowed"), Column("alone up to", 1),
+        Column("class"), Column("requests/s"), Column("in + out", 3), Column("P50 first", 4), Column("P99 first"),
+        Column("P99 predicted", 2), Column("allowed"), Column("alone up to", 1),
     )  # fmt: skip
     rows: list[list[Cell]] = []
-    for c, latency in zip(plan.request.demand.classes, now.per_class, strict=True):
+    bands = plan.predicted.first_s if plan.predicted else (None,) * len(now.per_class)
+    for c, latency, band in zip(plan.request.demand.classes, now.per_class, bands, strict=True):
         cells = [
             c.name,
             f"{c.rate_s:,.1f}",
             f"{c.prompt_tokens:,} + {c.output_tokens:,}",
-            _seconds(latency.ttft_p50_s),
-            _seconds(latency.ttft_p99_s),
-            _seconds(latency.target_s),
+            seconds_text(latency.ttft_p50_s),
+            seconds_text(latency.ttft_p99_s),
+            band_text(band) or "-",
+            seconds_text(latency.target_s),
             f"{plan.capacity.get(c.name, 0):,.1f}/s",
         ]
         rows.append(_styled(cells, "" if latency.holds else "red"))
@@ -277,16 +275,20 @@ def show_sweep(console: Console, rows: Sequence[SweepRow], currency: str) -> Non
     good = [r for r in rows if r.works]
     columns = (
         Column("card"), Column("weights", left=True), Column("TP"), Column("KV tokens", 3), Column("replicas", 2),
-        Column("cards", 1), Column("tok/s/card", 1), Column("P99 first", 2), Column(f"{currency}/M tok"),
+        Column("cards", 1), Column("tok/s/card", 1), Column("per token", 2), Column("P99 first", 2),
+        Column("like it", 3), Column(f"{currency}/M tok"),
     )  # fmt: skip
     shown: list[list[Cell]] = []
     for r in good[:SWEEP_SHOWN_MAX]:
         counts = [str(r.tp), f"{r.tokens:,}", f"{r.replicas:,}", f"{r.cards:,}", f"{r.tokens_s:,.0f}"]
-        shown.append([r.hardware, r.fmt, *counts, _seconds(r.ttft_p99_s), f"{r.per_million_tokens or 0:.3f}"])
+        speeds = [band_text(r.token_band_s, 1), band_text(r.first_band_s), f"{r.like_rows:,}"]
+        shown.append([r.hardware, r.fmt, *counts, *speeds, f"{r.per_million_tokens or 0:.3f}"])
     print_table(console, "Sweep, cheapest first", columns, shown)
     out = len(rows) - len(good)
     console.print(
-        f"{len(shown)} of {len(good)} that work; {out} of {len(rows)} combinations do not (--json has the reasons)"
+        f"{len(shown)} of {len(good)} that work; {out} of {len(rows)} combinations do not (--json has the reasons). "
+        "Times are predicted, with the interval that 80% of measurements like each lie in; counts are sized for slower "
+        "ones (--confidence)"
     )
 
 

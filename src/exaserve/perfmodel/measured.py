@@ -137,7 +137,7 @@ class Predictor:
 
     def is_mixture(self, m: Measurement) -> bool:
         """Whether the model has routed experts."""
-        return bool(self._architecture(m).facts.experts)
+        return bool(self.architecture(m).facts.experts)
 
     def setup(self, m: Measurement) -> SpeedSetup:
         return self._place(m)[0]
@@ -147,7 +147,7 @@ class Predictor:
         used = {name for names in self._place(m)[2].values() for name in names}
         return used | {_meeting(m)} if m.kind == "clients" else used
 
-    def _architecture(self, m: Measurement) -> Architecture:
+    def architecture(self, m: Measurement) -> Architecture:
         key = (m.model, m.format)
         arch = self._architectures.get(key)
         if arch is None:
@@ -157,7 +157,7 @@ class Predictor:
     def _place(self, m: Measurement) -> tuple[SpeedSetup, Work, dict[str, tuple[str, ...]], int]:
         place = self._places.get(m)
         if place is None:
-            arch = self._architecture(m)
+            arch = self.architecture(m)
             work = work_of(arch, m.tp, m.ep, KV_BYTES[m.kv])
             release = release_of(m.engine, m.release)
             setup = SpeedSetup(find_hardware(m.card), m.engine, release, work.kernel, m.tp, m.ep > 1, m.drafts)

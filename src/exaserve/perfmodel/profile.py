@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from exaserve.perfmodel.step import step_s
 
@@ -91,6 +91,21 @@ class EngineProfile:
     def first_token_s(self, tokens: float) -> float:
         """Seconds to the first token of a prompt of ``tokens`` that has the replica to itself."""
         return self.first_s + self.prefill_s(tokens)
+
+    def slower(self, factor: float) -> EngineProfile:
+        """The profile of an engine whose every step, and all else, takes ``factor`` times as long."""
+        return replace(
+            self,
+            prefill_tokens_per_s=self.prefill_tokens_per_s / factor,
+            decode_fixed_s=self.decode_fixed_s * factor,
+            decode_per_seq_s=self.decode_per_seq_s * factor,
+            decode_per_kv_token_s=self.decode_per_kv_token_s * factor,
+            prefill_per_pair_s=self.prefill_per_pair_s * factor,
+            overhead_s=self.overhead_s * factor,
+            expert_s=self.expert_s * factor,
+            prompt_s=self.prompt_s * factor,
+            first_s=self.first_s * factor,
+        )
 
     def validate(self) -> None:
         """Asserts that every figure is usable."""

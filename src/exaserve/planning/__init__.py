@@ -5,10 +5,11 @@ Pure: everything is computed from arguments. The command line reads files and wr
 
 from __future__ import annotations
 
+from exaserve.planning.certainty import Band, Certainty, Predicted
 from exaserve.planning.cost import Prices
 from exaserve.planning.demand import REFERENCE_CLASSES, RequestClass, Targets, TrafficDemand, reference_demand
 from exaserve.planning.deploy import cluster_file
-from exaserve.planning.engine import EngineVersion, parse_engine
+from exaserve.planning.engine import EngineVersion, named_engine, parse_engine
 from exaserve.planning.explain import Term, explain
 from exaserve.planning.fleet import Machines, PlanRequest
 from exaserve.planning.logs import Comparison, LogFacts, compare, read_log
@@ -22,6 +23,8 @@ from exaserve.planning.weights import Parallelism
 __all__ = [
     "LINKS",
     "REFERENCE_CLASSES",
+    "Band",
+    "Certainty",
     "ClusterPlan",
     "Comparison",
     "EngineVersion",
@@ -32,6 +35,7 @@ __all__ = [
     "MemoryRequest",
     "Parallelism",
     "PlanRequest",
+    "Predicted",
     "Prices",
     "RequestClass",
     "SweepRow",
@@ -44,6 +48,7 @@ __all__ = [
     "find_link",
     "make_plan",
     "memory_dict",
+    "named_engine",
     "parse_engine",
     "plan_dict",
     "plan_memory",

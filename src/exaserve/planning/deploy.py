@@ -86,6 +86,12 @@ def _check_engine(plan: ClusterPlan, engine: str) -> None:
             f"The plan's memory is {planned}'s; a file for {engine} needs a plan of its own (--engine).",
             param="write_engine",
         )
+    if engine == "trtllm":
+        raise ConfigError(
+            "The plan's memory is vLLM's sum, from which no file for TensorRT-LLM follows: plan with --engine vllm or "
+            "sglang, or write one for the emulator (--write-engine emulator).",
+            param="write_engine",
+        )
     if engine == planned and plan.request.fleet.hardware.slice_of:
         raise ConfigError(
             "Agents give engines whole cards, and MIG slices are named by their UUIDs only: start these engines "
@@ -172,7 +178,7 @@ def _pool(plan: ClusterPlan, group: _Group, engine: str, per_node: int, port: in
     ]
     if engine == "emulator":
         return [*lines, "emulator:", f"  block_size: {group.block}", f"  token_budget: {limits.tokens}"]
-    profile = option.profile
+    profile = option.predicted  # the scheduler wants what is likely, not what was sized with
     if profile is not None:
         lines += [
             f"kv_tokens_max: {option.memory.tokens}",

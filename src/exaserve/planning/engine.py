@@ -11,10 +11,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+from exaserve.domain.errors import ConfigError
 from exaserve.models import WeightFormat
 from exaserve.perfmodel import Hardware
 
-__all__ = ["BatchLimits", "EngineVersion", "check_card", "mxfp4_padding", "parse_engine"]
+__all__ = ["ENGINES", "BatchLimits", "EngineVersion", "check_card", "mxfp4_padding", "named_engine", "parse_engine"]
+
+EngineKind = Literal["vllm", "sglang", "trtllm"]
+
+ENGINES: Mapping[EngineKind, str] = {"vllm": "vLLM", "sglang": "SGLang", "trtllm": "TensorRT-LLM"}
+"""Engines that can be planned for, as they call themselves. TensorRT-LLM's speeds are known and its memory is not:
+vLLM's sum stands for it."""
 
 _MONTHS = ("jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec")
 # Newest vLLM minor release at the start of a month; (year, month) -> minor.
@@ -39,27 +46,29 @@ class EngineVersion:
     """An engine and its version.
 
     Attributes:
-        name: vllm or sglang.
+        name: one of :data:`ENGINES`.
         generation: 0 for vLLM's old engine ("V0"), 1 for today's.
         minor / patch: of vLLM ``0.minor.patch``.
+        release: numbers of another engine's release, () for its newest.
         stated: whether the caller gave a version, or the newest known is assumed.
     """
 
-    name: Literal["vllm", "sglang"] = "vllm"
+    name: EngineKind = "vllm"
     generation: int = 1
     minor: int = LATEST
     patch: int = 0
     stated: bool = False
+    release: tuple[int, ...] = ()
 
     @property
     def numbers(self) -> tuple[int, ...]:
         """Of a stated release, for step times; () where the newest is meant."""
-        return (0, self.minor, self.patch) if self.name == "vllm" and self.stated else ()
+        return (0, self.minor, self.patch) if self.name == "vllm" and self.stated else self.release
 
     @property
     def label(self) -> str:
-        if self.name == "sglang":
-            return "SGLang"
+        if self.name != "vllm":
+            return " ".join((ENGINES[self.name], ".".join(map(str, self.release)))).rstrip()
         patch = "x" if self.patch == PATCH_LAST else str(self.patch)
         return f"vLLM 0.{self.minor}.{patch}" + (" (V0 engine)" if self.generation == 0 else "")
 
@@ -116,7 +125,7 @@ class EngineVersion:
 
     def counts_graphs(self, hardware: Hardware) -> bool:
         """Whether start-up takes the CUDA graphs out of the cache's memory on such cards, unless told not to."""
-        if self.name != "vllm" or self.generation == 0:
+        if self.name == "sglang" or self.generation == 0:
             return False
         if hardware.capability:
             return self.minor >= GRAPHS_COUNTED
@@ -152,6 +161,30 @@ def parse_engine(text: str) -> EngineVersion:
     elif re.search(r"\bv1\b", lower):
         minor = 10  # "V1" is said only of releases that still had V0
     return EngineVersion("vllm", generation, minor, patch, stated=True)
+
+
+def named_engine(name: str, version: str = "") -> EngineVersion:
+    """The version ``version`` of the engine ``name``; "" is its newest.
+
+    Raises:
+        ConfigError: no such engine is planned for, or the text has no version in it.
+    """
+    if name == "vllm":
+        return parse_engine(version)
+    for known in ENGINES:
+        if name == known:
+            numbers = re.search(r"\d+(\.\d+)*", version)
+            if version and not numbers:
+                raise ConfigError(f"--engine-version {version}: give numbers, such as 1.1.0.", param="engine_version")
+            release = tuple(map(int, numbers[0].split("."))) if numbers else ()
+            return EngineVersion(known, stated=bool(release), release=release)
+    why = f"known: {', '.join(ENGINES)}"
+    if re.sub(r"[-_.]", "", name).startswith(("llamacpp", "llamaserver")):
+        why = (
+            "llama.cpp lays its memory out in its own way, which is not modelled here, and its figures are of one "
+            "request at a time: start llama-server once, read its log, and calibrate it"
+        )
+    raise ConfigError(f"--engine {name}: no memory model of that engine; {why}.", param="engine")
 
 
 @dataclass(frozen=True, slots=True)

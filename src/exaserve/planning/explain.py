@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+from exaserve.perfmodel.constants import MEANINGS, expected, factors, parts
+from exaserve.perfmodel.fitted import FITTED
+from exaserve.perfmodel.fitting import Estimate
+from exaserve.perfmodel.work import Work, work_of
 from exaserve.planning.layout import Option
 from exaserve.planning.memory import GIB, RULE_FRAMEWORK_GB, SAFETY
 from exaserve.planning.network import crossings
@@ -13,14 +18,15 @@ from exaserve.planning.queueing import KV_WATERMARK
 
 __all__ = ["Term", "explain"]
 
-Source = Literal["published", "measured", "estimated", "counted", "given"]
+Source = Literal["published", "measured", "fitted", "estimated", "counted", "given"]
 
 
 @dataclass(frozen=True, slots=True)
 class Term:
     """One figure: where it belongs, what it is, its value with unit, how it comes about, and what kind it is.
 
-    ``counted`` follows exactly from the configuration; ``published`` from a data sheet, ``measured`` from public logs,
+    ``counted`` follows exactly from the configuration; ``published`` from a data sheet, ``measured`` from public logs
+    or a replica of the caller's, ``fitted`` from the constants that public measurements were fitted with,
     ``estimated`` from a model; ``given`` by the caller.
     """
 
@@ -36,7 +42,8 @@ def explain(plan: ClusterPlan) -> list[Term]:
     best = plan.best
     if best is None:
         return []
-    return [*_memory(plan, best), *_cache(plan, best), *_speed(plan, best), *_load(plan, best), *_money(plan)]
+    speed = [*_constants(best), *_speed(plan, best), *_sized(best)]
+    return [*_memory(plan, best), *_cache(plan, best), *speed, *_load(plan, best), *_money(plan)]
 
 
 def _memory(plan: ClusterPlan, best: Option) -> list[Term]:
@@ -105,28 +112,123 @@ def _cache(plan: ClusterPlan, best: Option) -> list[Term]:
     return rows
 
 
+_CONSTANTS = {
+    "bandwidth": "bandwidth reached",
+    "coded_bandwidth": "by weights in the format",
+    "experts": "by experts' weights",
+    "experts_skew": "tokens as one that is even",
+    "layer_s": "a layer besides",
+    "moe_s": "routing, a layer",
+    "mla_s": "latent cache, a layer",
+    "state_s": "state, a layer",
+    "reduce_s": "a small all-reduce",
+    "link": "link rate reached",
+    "matrix": "matrix rate reached",
+    "plain_matrix": "by 16-bit weights",
+    "experts_matrix": "by experts' products",
+    "overlap": "not hidden",
+    "sequence_s": "a sequence besides",
+    "attention": "bandwidth of the cache",
+    "attention_matrix": "matrix rate of attention",
+    "prompt_s": "prompt, a layer",
+    "prompt_moe_s": "prompt, a layer's experts",
+    "admit_s": "a step with new prompts",
+    "first_s": "every first token",
+}
+"""Names of what :class:`~exaserve.perfmodel.constants.Factors` holds, in the order in which a step takes place."""
+
+
+def _work(best: Option) -> Work:
+    asked, p = best.memory.request, best.placement
+    return work_of(asked.arch, p.tp, p.tp if p.ep else 1, asked.kv_bytes)
+
+
+def _constants(best: Option) -> list[Term]:
+    """The constants that the predicted step is made with: what each is the product of."""
+    if best.certainty is None:
+        return []
+    setup, w = best.certainty.setup, _work(best)
+    absent = {
+        "coded_bandwidth": not w.coded_bytes,
+        "matrix": not w.coded_flops,
+        "mla_s": not w.mla_layers,
+        "state_s": not w.state_layers,
+        "reduce_s": setup.tp == 1,
+        "link": setup.tp == 1,
+    }
+    absent |= dict.fromkeys(("experts", "experts_skew", "moe_s", "experts_matrix", "prompt_moe_s"), not w.moe_layers)
+    products = parts(setup)
+    values = factors(products, FITTED)
+    rows = []
+    for attribute, label in _CONSTANTS.items():
+        names = products.get(attribute, ())
+        if not names or absent.get(attribute):
+            continue
+        value = getattr(values, attribute)
+        text = _short(value) if attribute.endswith("_s") else f"{value:.3g}"
+        known = [f"{name} {_constant(name)}" for name in names if name in FITTED] or [f"{names[0]}: as expected"]
+        how = f"{MEANINGS[names[0].split('/', 1)[0]].text}: {' x '.join(known)}"
+        source: Source = "fitted" if any(name in FITTED for name in names) else "estimated"
+        rows.append(Term("speed constants", label, text, how, source))
+    return rows
+
+
+def _constant(name: str) -> str:
+    value = FITTED[name]
+    # Constants in seconds are small ones; all others are shares and factors.
+    return _short(value) if expected(name) < 0.05 else f"{value:.3g}"
+
+
+def _short(time_s: float) -> str:
+    return f"{time_s * 1e3:.2f} ms" if time_s >= 1e-3 else f"{time_s * 1e6:.1f} us"
+
+
 def _speed(plan: ClusterPlan, best: Option) -> list[Term]:
-    p, card = best.profile, plan.request.fleet.hardware
+    p, card = best.predicted, plan.request.fleet.hardware
     if p is None:
         return []
     measured = plan.request.profile.constants if plan.request.profile else {}
+    w = _work(best)
 
     def row(name: str, value: str, formula: str, *constants: str) -> Term:
         if constants and all(c in measured for c in constants):
-            return Term("step time", name, value, "the given profile", "measured")
-        return Term("step time", name, value, formula, "estimated")
+            error = max(abs(measured[c].error / measured[c].value) if measured[c].value else 0.0 for c in constants)
+            return Term("step time", name, value, f"the given profile, standard error {error:.1%}", "measured")
+        return Term("step time", name, value, formula, "fitted")
 
-    bandwidth = f"weights once, {(p.decode_fixed_s - p.overhead_s) * 1e3:.2f} ms, + what each layer costs besides"
-    prefill = "2 x active parameters / what kernels reach of the matrix rate, + all-reduces"
+    read_s = p.decode_fixed_s - p.overhead_s
+    weights = (w.plain_bytes + w.coded_bytes) / 1e9
+    fixed = (
+        f"{weights:,.2f} GB of weights in {read_s * 1e3:.2f} ms, {w.layers} layers besides {p.overhead_s * 1e3:.2f} ms"
+    )
+    flops = (w.plain_flops + w.coded_flops + w.expert_flops) / 1e9
+    prefill = f"{flops:,.1f} G operations a token and rank at what is reached of the matrix rate, + all-reduces"
     pairs = f"{p.prefill_per_pair_s * 1e9:.2f} ms"
     kv = f"{p.decode_per_kv_token_s * 1e9:.1f} us"
     rows = [
         Term("step time", "memory bandwidth", f"{card.bandwidth_gb_s:g} GB/s", "data sheet", card.rate_source),
+        row("decode, empty", f"{p.decode_fixed_s * 1e3:.2f} ms", fixed, "decode_fixed_s"),
+    ]
+    if p.expert_s:
+        experts = f"{w.expert_bytes / 1e9:,.1f} GB on a rank; a token hits {p.expert_share:.1%} of what others left"
+        rows.append(row("all experts", f"{p.expert_s * 1e3:.2f} ms", experts, "expert_s"))
+    rows += [
+        row("per sequence", f"{p.decode_per_seq_s * 1e6:.1f} us", "output layer, sampling", "decode_per_seq_s"),
+        row("per 1,000 cached tokens", kv, f"{w.kv_bytes:,.0f} B each on a rank, read once", "decode_per_kv_token_s"),
         row("prefill", f"{p.prefill_tokens_per_s:,.0f} tokens/s", prefill, "prefill_tokens_per_s"),
-        row("decode, empty", f"{p.decode_fixed_s * 1e3:.2f} ms", bandwidth, "decode_fixed_s"),
-        row("per sequence", f"{p.decode_per_seq_s * 1e6:.1f} us", "compute and sampling", "decode_per_seq_s"),
-        row("per 1,000 cached tokens", kv, "their KV read once", "decode_per_kv_token_s"),
+        row(
+            "a step with prompts",
+            f"+ {p.prompt_s * 1e3:.2f} ms",
+            "launched kernel by kernel",
+            _first("prompt_s", measured),
+        ),
         row("attention over 1,000 x 1,000", pairs, "what kernels reach of the 16-bit rate", "prefill_per_pair_s"),
+        row(
+            "every first token",
+            f"+ {p.first_s * 1e3:.1f} ms",
+            "HTTP, tokenising, scheduling",
+            _first("first_s", measured),
+        ),
     ]
     if not measured:
         for c in crossings(plan.request.arch, best.placement, plan.request.fleet.wiring):
@@ -134,6 +236,29 @@ def _speed(plan: ClusterPlan, best: Option) -> list[Term]:
                 value = f"{c.token_s * 1e6:,.1f} us a token + {c.step_delay_s * 1e3:,.2f} ms a step"
                 rows.append(Term("step time", c.name, value, f"{c.how}, over {c.where}", "estimated"))
     return rows
+
+
+def _first(name: str, measured: Mapping[str, Estimate]) -> str:
+    """The constant of a profile that a part of the first token's cost is from: older profiles have only their sum."""
+    return name if name in measured else "first_token_s"
+
+
+def _sized(best: Option) -> list[Term]:
+    """What the predicted times are multiplied with for sizing."""
+    c = best.certainty
+    if c is None:
+        return []
+    how = f"one-sided bound at {c.confidence:.0%}; "
+    return [
+        Term("sized with", "every step", f"x {c.token_factor:.2f}", how + c.says[0], "measured"),
+        Term(
+            "sized with",
+            "own part of a first token",
+            f"x {c.token_factor * c.first_factor:.2f}",
+            how + c.says[1],
+            "measured",
+        ),
+    ]
 
 
 def _load(plan: ClusterPlan, best: Option) -> list[Term]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from exaserve.domain.errors import ConfigError
 from exaserve.models.architecture import Architecture
 from exaserve.perfmodel import Calibration, Hardware
+from exaserve.planning.certainty import CONFIDENCE, check_confidence
 from exaserve.planning.cost import Prices
 from exaserve.planning.demand import Targets, TrafficDemand
 from exaserve.planning.memory import MemoryRequest
@@ -78,6 +79,8 @@ class PlanRequest(EngineOptions):
         offline / operations: work without waiting users; whether there is a team that operates a cluster.
         profile: a measured replica of this model on these cards, cut by ``tp`` and ``pp``: its figures take the place
             of the roofline's.
+        confidence: share of public measurements like this one that are no slower than what is sized with; 0.5 takes
+            the prediction as it is. A measured profile is taken as it is.
     """
 
     arch: Architecture
@@ -94,6 +97,10 @@ class PlanRequest(EngineOptions):
     offline: bool = False
     operations: bool = True
     profile: Calibration | None = None
+    confidence: float = CONFIDENCE
+
+    def __post_init__(self) -> None:
+        check_confidence(self.confidence)
 
     @property
     def length(self) -> int:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 from exaserve.perfmodel import Calibration, EngineProfile, engine_profile
 from exaserve.perfmodel.shrinkage import prior_of
+from exaserve.planning.certainty import Certainty, certainty_of
 from exaserve.planning.cost import Cost, cost_of
 from exaserve.planning.demand import TrafficDemand
 from exaserve.planning.fleet import PlanRequest
@@ -38,7 +39,10 @@ class Option:
     """One layout, judged.
 
     Attributes:
-        memory: the exact sum. profile: step times, None where it does not fit.
+        memory: the exact sum.
+        profile: step times that the layout is sized with, None where it does not fit. predicted: as they are
+            predicted, or measured.
+        certainty: how far off those may be; None where they are measured, or there are none.
         rate_max_s: what one replica carries within the per-token target, requests/s.
         saturated_s: what it carries without a per-token target, requests/s: where queues grow without end.
         limit: what it runs out of first.
@@ -60,10 +64,17 @@ class Option:
     cost: Cost | None
     reasons: tuple[str, ...]
     network: str = ""
+    predicted: EngineProfile | None = None
+    certainty: Certainty | None = None
 
     @property
     def works(self) -> bool:
         return not self.reasons
+
+    @property
+    def first_factor(self) -> float:
+        """For :func:`exaserve.planning.queueing.waiting`."""
+        return self.certainty.first_factor if self.certainty else 1.0
 
 
 def profile_of(
@@ -170,13 +181,17 @@ def evaluate(r: PlanRequest, placement: Parallelism, demand: TrafficDemand | Non
         reasons.append(f"the profile's replica holds {measured:,} tokens, a request takes up to {r.length:,}")
     if reasons:
         return Option(placement, memory, None, 0.0, 0.0, "memory", None, count, 0, 0, None, tuple(reasons))
-    profile = profile_of(memory, r.profile, network_time(r.arch, placement, r.fleet.wiring))
+    predicted = profile_of(memory, r.profile, network_time(r.arch, placement, r.fleet.wiring))
+    certainty = None if r.profile else certainty_of(memory.request, r.confidence)
+    profile = certainty.sized(predicted) if certainty else predicted
     rate, limit = saturation(profile, demand, r.targets.tpot_s)
-    saturated, _ = saturation(profile, demand)
-    needed, why = replicas_for(profile, demand, r.targets.tpot_s, rate, limit, saturated)
-    network = _network_reason(r, memory, demand, profile) if needed is None else ""
+    # Where the time per token is not the limit, lifting it changes nothing.
+    saturated = saturation(profile, demand)[0] if limit == "token time" else rate
+    first_factor = certainty.first_factor if certainty else 1.0
+    needed, why = replicas_for(profile, demand, r.targets.tpot_s, rate, limit, saturated, first_factor)
+    network = _network_reason(r, memory, demand, profile, certainty) if needed is None else ""
     if r.fleet.nodes is not None and needed is None and rate > 0:
-        needed = waiting(profile, demand, _fleet_replicas(r, count), saturated)
+        needed = waiting(profile, demand, _fleet_replicas(r, count), saturated, first_factor)
     if not network and needed is not None:
         network = _overloaded(r, placement, needed, count)
     nodes = _nodes(needed.replicas, count) if needed else 0
@@ -189,19 +204,36 @@ def evaluate(r: PlanRequest, placement: Parallelism, demand: TrafficDemand | Non
     elif not needed.holds(r.targets.tpot_s):
         reasons.append(f"targets not held: {why}")
     return Option(
-        placement, memory, profile, rate, saturated, limit, needed, count, nodes, cards, cost, tuple(reasons), network
+        placement,
+        memory,
+        profile,
+        rate,
+        saturated,
+        limit,
+        needed,
+        count,
+        nodes,
+        cards,
+        cost,
+        tuple(reasons),
+        network,
+        predicted,
+        certainty,
     )
 
 
-def _network_reason(r: PlanRequest, memory: MemoryPlan, demand: TrafficDemand, profile: EngineProfile) -> str:
+def _network_reason(
+    r: PlanRequest, memory: MemoryPlan, demand: TrafficDemand, profile: EngineProfile, certainty: Certainty | None
+) -> str:
     """Why no number of replicas holds the targets, if it is the network that they would hold them without."""
     cut, tpot = memory.request.placement, r.targets.tpot_s
     token_s, step_s = network_time(r.arch, cut, r.fleet.wiring)
-    if r.profile is not None or token_s + step_s <= 0:
+    if certainty is None or token_s + step_s <= 0:
         return ""
-    without = profile_of(memory)
+    without = certainty.sized(profile_of(memory))
     rate, limit = saturation(without, demand, tpot)
-    if replicas_for(without, demand, tpot, rate, limit, saturation(without, demand)[0])[0] is None:
+    saturated = saturation(without, demand)[0]
+    if replicas_for(without, demand, tpot, rate, limit, saturated, certainty.first_factor)[0] is None:
         return ""
     alone = profile.step_s(0, 1, int(demand.context))
     shares = ", ".join(f"{c.name} over {c.where}" for c in crossings(r.arch, cut, r.fleet.wiring) if c.network)

@@ -207,7 +207,7 @@ def non_torch_bytes(r: MemoryRequest) -> float:
         base = 0.35 if r.version.minor < 7 else 0.12
     elif r.version.minor < 8:
         base += CONTEXT_GIB  # the first V1 counted the CUDA context too
-    if r.hardware.unified and r.version.name == "vllm":
+    if r.hardware.unified and r.version.name != "sglang":
         base += UNIFIED_HOST_GIB
     if r.placement.cards == 1:
         return base * GIB
@@ -304,14 +304,14 @@ def _warnings(r: MemoryRequest, stages: Sequence[StageMemory]) -> list[str]:
     notes = []
     for s in stages:
         left = s.total - s.usable - CONTEXT_GIB * GIB
-        if s.graphs > left and r.version.name == "vllm" and not r.graphs_inside:
+        if s.graphs > left and r.version.name != "sglang" and not r.graphs_inside:
             notes.append(
                 f"stage {s.stage}: utilisation {r.utilization:g} leaves {max(0.0, left) / GIB:.2f} GiB outside the "
                 f"engine's share, CUDA graphs take about {s.graphs / GIB:.2f} GiB: it may run out while capturing"
             )
             break
     card = r.hardware.name
-    if r.hardware.unified and r.version.name == "vllm":
+    if r.hardware.unified and r.version.name != "sglang":
         notes.append(
             f"{card} shares its memory with the host: {UNIFIED_HOST_GIB:g} GiB are set aside for what start-up counts "
             "of other processes, compilers and page cache; measure once and give --non-torch-gib"

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from exaserve.domain.errors import ConfigError
 from exaserve.models.architecture import Architecture
 from exaserve.perfmodel import HARDWARE, Hardware
+from exaserve.planning.certainty import Band, Predicted, load_bands, predicted
 from exaserve.planning.cost import Cost, cost_of
 from exaserve.planning.demand import TrafficDemand, block_for_length
 from exaserve.planning.fleet import PlanRequest
@@ -22,7 +23,8 @@ from exaserve.planning.weights import Parallelism, check_split
 
 __all__ = ["ClusterPlan", "Headroom", "PoolPlan", "SweepRow", "make_plan", "sweep"]
 
-SWEEP_ROWS_MAX = 600
+SWEEP_ROWS_MAX = 2_000
+"""About three times what a sweep over the whole table has."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +76,8 @@ class ClusterPlan:
         pools: by input length; empty where one pool is better or there is one class.
         cost: of these replicas' cards (a given fleet is paid for whether it is needed or not).
         bubble: idle share of pipeline stages for one prompt; 0 without stages.
+        predicted: speeds as predicted, with their intervals: all other figures are of the steps that were sized with.
+            None where steps are measured, or nothing starts.
     """
 
     request: PlanRequest
@@ -95,6 +99,7 @@ class ClusterPlan:
     notes: tuple[str, ...]
     cost: Cost | None
     bubble: float
+    predicted: Predicted | None = None
 
 
 def _rank(option: Option, demand_given: bool = True) -> tuple[float, ...]:
@@ -148,7 +153,14 @@ def make_plan(r: PlanRequest) -> ClusterPlan:
         if best and replicas
         else None,
         bubble=_bubble(r, best),
+        predicted=_predicted(r, best, demand, replicas),
     )
+
+
+def _predicted(r: PlanRequest, best: Option | None, demand: TrafficDemand, replicas: int) -> Predicted | None:
+    if best is None or best.predicted is None or best.certainty is None:
+        return None
+    return predicted(best.certainty, best.predicted, demand, r.targets.tpot_s, replicas)
 
 
 def _deployment(r: PlanRequest, best: Option | None, demand: TrafficDemand) -> tuple[int, int, Waiting | None]:
@@ -160,7 +172,7 @@ def _deployment(r: PlanRequest, best: Option | None, demand: TrafficDemand) -> t
     replicas = _replicas_on(best, r.fleet.nodes)
     if replicas < 1:
         return r.fleet.nodes, 0, None
-    return r.fleet.nodes, replicas, waiting(best.profile, demand, replicas, best.saturated_s)
+    return r.fleet.nodes, replicas, waiting(best.profile, demand, replicas, best.saturated_s, best.first_factor)
 
 
 def _replicas_on(best: Option, nodes: int) -> int:
@@ -174,7 +186,7 @@ def _held(r: PlanRequest, best: Option | None, demand: TrafficDemand, replicas: 
     rate, saturated = best.rate_max_s, best.saturated_s
     if demand.classes != r.demand.with_targets(r.targets).classes:
         rate, saturated = saturation(best.profile, demand, r.targets.tpot_s)[0], saturation(best.profile, demand)[0]
-    return held_rate(best.profile, demand, replicas, r.targets.tpot_s, rate, saturated)
+    return held_rate(best.profile, demand, replicas, r.targets.tpot_s, rate, saturated, best.first_factor)
 
 
 def _capacity(r: PlanRequest, best: Option | None, demand: TrafficDemand, replicas: int) -> dict[str, float]:
@@ -194,7 +206,7 @@ def _headroom(r: PlanRequest, best: Option | None, demand: TrafficDemand, nodes:
         if name == "rack" and nodes <= r.fleet.nodes_per_rack:
             continue
         rest = _replicas_on(best, nodes - lost) if nodes > lost else 0
-        left = waiting(best.profile, demand, rest, best.saturated_s) if rest else None
+        left = waiting(best.profile, demand, rest, best.saturated_s, best.first_factor) if rest else None
         holds = left is not None and left.holds(r.targets.tpot_s)
         needed = best.nodes + lost if best.nodes else nodes + lost
         carried = _held(r, best, demand, rest) if rest else 0.0
@@ -235,6 +247,10 @@ def _notes(r: PlanRequest, best: Option | None, now: Waiting | None, carried: fl
             "no single flag is enough on a node of these cards"
         ]
     notes = [*best.memory.warnings, *_layout_notes(r, best), *_fleet_notes(r, best, now, carried, held)]
+    if r.version.name == "trtllm":
+        notes.append(
+            "memory is vLLM's sum, for TensorRT-LLM's own is not modelled: its cache differs; speeds are TensorRT-LLM's"
+        )
     if not r.demand_given:
         notes.append("no demand given: rates and costs are for one request/s of 1,000 + 200 tokens, to have figures")
     if r.profile is not None:
@@ -295,8 +311,11 @@ class SweepRow:
 
     Attributes:
         weights_gib: on a rank of the first stage. tokens: cache of one replica.
-        tokens_s: output tokens per second and card at the highest rate within the targets.
-        per_million_tokens: at the planned demand, with whole replicas; None where it does not work.
+        tokens_s: output tokens per second and card at the highest rate within the targets; this, ``ttft_p99_s`` and
+            ``tpot_s`` are of the steps that were sized with.
+        first_band_s / token_band_s: as predicted, with their intervals: P99 to the first token of the class that waits
+            longest, and per token; None where it does not work.
+        like / like_rows: what measurements that the interval per token is from have in common with this; how many.
     """
 
     hardware: str
@@ -315,6 +334,10 @@ class SweepRow:
     tpot_s: float
     hour: float
     per_million_tokens: float | None
+    first_band_s: Band | None
+    token_band_s: Band | None
+    like: str
+    like_rows: int
 
 
 def sweep(
@@ -356,7 +379,10 @@ def _whole_experts(r: PlanRequest, tp: int) -> list[str]:
 
 
 def _row(option: Option, fmt: str, demand: TrafficDemand) -> SweepRow:
-    p, needed = option.placement, option.needed
+    p, needed, certainty = option.placement, option.needed, option.certainty
+    bands: list[Band] = []
+    if needed and option.works and certainty and option.predicted:
+        bands = load_bands(certainty, option.predicted, demand, needed.replicas)
     return SweepRow(
         hardware=option.memory.request.hardware.name,
         fmt=fmt,
@@ -374,4 +400,8 @@ def _row(option: Option, fmt: str, demand: TrafficDemand) -> SweepRow:
         tpot_s=needed.state.step_s if needed else 0.0,
         hour=option.cost.hour if option.cost else 0.0,
         per_million_tokens=option.cost.per_million_tokens if option.cost and option.works else None,
+        first_band_s=max(bands[1:], key=lambda b: b.predicted) if bands else None,
+        token_band_s=bands[0] if bands else None,
+        like=certainty.token.like if certainty else "",
+        like_rows=certainty.token.rows if certainty else 0,
     )

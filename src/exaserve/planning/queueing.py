@@ -40,7 +40,10 @@ KV_WATERMARK = 0.85
 
 STEP_MAX_S = 2.0
 REPLICAS_MAX = 100_000
+RATE_MAX_S = 1e7
 _ROUNDS = 40
+_NEAR = 1e-4
+"""Relative width at which the search for a rate ends."""
 
 Limit = str
 """What a replica runs out of first: compute, batch, cache, or the time allowed per token."""
@@ -123,49 +126,73 @@ def steady(p: EngineProfile, d: TrafficDemand, rate_s: float) -> Steady | None:
     return Steady(rate_s, s, rate_s * d.output * s, rate_s * d.output * s * d.context, rate_s * d.prompt * s)
 
 
-def _full(p: EngineProfile, state: Steady | None, tpot_s: float) -> Limit:
-    """What is exceeded, "" if nothing."""
-    if state is None:
-        return "compute"
-    if state.step_s > tpot_s:
-        return "token time"
-    if state.batch > p.max_num_seqs:
-        return "batch"
-    if state.kv_tokens > p.kv_tokens_max * KV_WATERMARK:
-        return "cache"
-    return ""
+def _allowed(p: EngineProfile, d: TrafficDemand, rate_s: float, tpot_s: float) -> dict[Limit, float]:
+    """The longest step, seconds, with which each limit still holds at a rate: Little's law says what is in the batch
+    and in the cache."""
+    per_step = rate_s * d.output
+    cached = p.kv_tokens_max * KV_WATERMARK / d.context
+    return {
+        "compute": STEP_MAX_S,
+        "token time": tpot_s,
+        "batch": p.max_num_seqs / per_step,
+        "cache": cached / per_step,
+    }
 
 
 def saturation(p: EngineProfile, d: TrafficDemand, tpot_s: float = math.inf) -> tuple[float, Limit]:
-    """Highest rate one replica carries, requests/s, and what limits it; 0 where even one request breaks a limit."""
-    low, high = 0.0, 1.0
-    limit = _full(p, steady(p, d, 1e-6), tpot_s)
-    if limit:
+    """Highest rate one replica carries, requests/s, and what limits it; 0 where even one request breaks a limit.
+
+    A steady step is shorter than the longest one allowed just where a step of that length does its work in less.
+    """
+
+    def excess(rate_s: float) -> tuple[float, Limit]:
+        """By how much the tightest limit is exceeded, as a share of it; below 0 it holds."""
+        allowed = _allowed(p, d, rate_s, tpot_s)
+        limit = min(allowed, key=allowed.__getitem__)
+        return _step(p, d, rate_s, allowed[limit]) / allowed[limit] - 1.0, limit
+
+    low, high = 1e-6, 1.0
+    under, limit = excess(low)
+    if under > 0.0:
         return 0.0, limit
-    while not _full(p, steady(p, d, high), tpot_s) and high < 1e7:
-        low, high = high, high * 2
-    for _ in range(24):
-        middle = (low + high) / 2
-        found = _full(p, steady(p, d, middle), tpot_s)
-        if found:
-            high, limit = middle, found
-        else:
-            low = middle
-        if high - low < 1e-4 * high:
+    over, limit = excess(high)
+    while over <= 0.0:
+        if high >= RATE_MAX_S:
+            return high, ""
+        low, under, high = high, over, high * 4
+        over, limit = excess(high)
+    for turn in range(_ROUNDS):
+        if high - low < _NEAR * high:
             break
-    return low, limit or _full(p, steady(p, d, high), tpot_s)
+        # Between the ends where a line through them crosses, a little inside so that both close in; now and then half.
+        middle = low + (high - low) * (0.5 if turn % 4 == 3 else under / (under - over))
+        inside = 0.3 * _NEAR * high
+        middle = min(max(middle, low + inside), high - inside)
+        value, found = excess(middle)
+        if value > 0.0:
+            high, over, limit = middle, value, found
+        else:
+            low, under = middle, value
+    return low, limit
 
 
 def held_rate(
-    p: EngineProfile, d: TrafficDemand, replicas: int, tpot_s: float, rate_max: float, saturated_s: float
+    p: EngineProfile,
+    d: TrafficDemand,
+    replicas: int,
+    tpot_s: float,
+    rate_max: float,
+    saturated_s: float,
+    first_factor: float = 1.0,
 ) -> float:
     """Highest rate of this mix that ``replicas`` carry within every target, requests/s in total; 0 where none is.
 
-    ``rate_max`` and ``saturated_s`` are one replica's, within and without the target per token.
+    ``rate_max`` and ``saturated_s`` are one replica's, within and without the target per token; ``first_factor`` is as
+    :func:`waiting` has it.
     """
 
     def holds(rate_s: float) -> bool:
-        found = waiting(p, d.at(rate_s), replicas, saturated_s)
+        found = waiting(p, d.at(rate_s), replicas, saturated_s, first_factor)
         return found is not None and found.holds(tpot_s)
 
     low, high = 0.0, rate_max * replicas
@@ -191,10 +218,13 @@ def erlang_c(servers: int, utilisation: float) -> float:
     return blocking / (1.0 - utilisation * (1.0 - blocking))
 
 
-def waiting(p: EngineProfile, d: TrafficDemand, replicas: int, saturated_s: float) -> Waiting | None:
+def waiting(
+    p: EngineProfile, d: TrafficDemand, replicas: int, saturated_s: float, first_factor: float = 1.0
+) -> Waiting | None:
     """Latencies of ``replicas`` under ``d``, None where they cannot carry it.
 
     ``saturated_s`` is one's saturation without a per-token limit: queues grow towards that, not towards a target.
+    ``first_factor``: times as long as its steps say, a request's own prompt takes to its first token.
     """
     if saturated_s <= 0:
         return None
@@ -219,7 +249,7 @@ def waiting(p: EngineProfile, d: TrafficDemand, replicas: int, saturated_s: floa
     wait50 = max(0.0, math.log(2.0 * busy) / pace) if busy > 0.5 else 0.0
     latencies = []
     for c in d.classes:
-        own = p.first_s + p.prefill_s(c.prompt_tokens, state.batch, state.kv_tokens)
+        own = first_factor * (p.first_s + p.prefill_s(c.prompt_tokens, state.batch, state.kv_tokens))
         first = wait50 + state.step_s / 2 + own
         latencies.append(
             ClassLatency(
@@ -234,18 +264,25 @@ def waiting(p: EngineProfile, d: TrafficDemand, replicas: int, saturated_s: floa
 
 
 def replicas_for(
-    p: EngineProfile, d: TrafficDemand, tpot_s: float, rate_max: float, limit: Limit, saturated_s: float
+    p: EngineProfile,
+    d: TrafficDemand,
+    tpot_s: float,
+    rate_max: float,
+    limit: Limit,
+    saturated_s: float,
+    first_factor: float = 1.0,
 ) -> tuple[Waiting | None, Limit]:
     """The fewest replicas that hold every target, and what limits one; (None, reason) where no number does.
 
-    ``rate_max`` and ``limit`` are what :func:`saturation` says of one within ``tpot_s``, ``saturated_s`` without.
+    ``rate_max`` and ``limit`` are what :func:`saturation` says of one within ``tpot_s``, ``saturated_s`` without;
+    ``first_factor`` is as :func:`waiting` has it.
     """
     if rate_max <= 0:
         return None, limit
     low = max(1, math.ceil(d.rate_s / rate_max * 1.0001))
     high = low
     while True:
-        found = waiting(p, d, high, saturated_s)
+        found = waiting(p, d, high, saturated_s, first_factor)
         if found is not None and found.holds(tpot_s):
             break
         if high > REPLICAS_MAX or high > 64 * low + 64:
@@ -254,7 +291,7 @@ def replicas_for(
     best = found
     while low < high:
         middle = (low + high) // 2
-        found = waiting(p, d, middle, saturated_s)
+        found = waiting(p, d, middle, saturated_s, first_factor)
         if found is not None and found.holds(tpot_s):
             high, best = middle, found
         else:

@@ -6,6 +6,8 @@ import math
 from dataclasses import asdict
 from typing import Any
 
+from exaserve.perfmodel.nearest import Evidence
+from exaserve.planning.certainty import SHOWN
 from exaserve.planning.explain import explain
 from exaserve.planning.layout import Option
 from exaserve.planning.memory import GIB, MemoryPlan
@@ -104,8 +106,38 @@ def _option_dict(option: Option) -> dict[str, Any]:
     }
 
 
-def plan_dict(plan: ClusterPlan) -> dict[str, Any]:
-    """The whole plan."""
+def _speed_dict(plan: ClusterPlan, found: Evidence | None) -> dict[str, Any] | None:
+    """How sure speeds are; None where they are measured, or nothing starts."""
+    best = plan.best
+    if best is None or best.certainty is None:
+        return None
+    c = best.certainty
+    return {
+        "confidence": c.confidence,
+        "token_factor": c.token_factor,
+        "first_factor": c.token_factor * c.first_factor,
+        "interval_share": SHOWN,
+        "token_errors": asdict(c.token),
+        "first_errors": asdict(c.first),
+        "says": [*c.says, c.measured],
+        "predicted": asdict(plan.predicted) if plan.predicted else None,
+        "card_rows": found.card_rows if found else None,
+        "like_rows": found.like_rows if found else None,
+        "nearest": [
+            {
+                **asdict(n.measurement),
+                "distance": n.distance,
+                "measured": dict(n.published),
+                "predicted": dict(n.predicted),
+                "source": n.source,
+            }
+            for n in (found.nearest if found else ())
+        ],
+    }
+
+
+def plan_dict(plan: ClusterPlan, found: Evidence | None = None) -> dict[str, Any]:
+    """The whole plan, with what is public about such a replica where that was looked up."""
     r, best = plan.request, plan.best
     result = {
         "model": {
@@ -136,6 +168,7 @@ def plan_dict(plan: ClusterPlan) -> dict[str, Any]:
         "replicas": plan.replicas,
         "recommended": _option_dict(best) if best else None,
         "memory": memory_dict(best.memory) if best else None,
+        "speed": _speed_dict(plan, found),
         "load": _waiting_dict(plan.now),
         "capacity_s": dict(plan.capacity),
         "mixed_capacity_s": plan.mixed_capacity_s,
