@@ -36,13 +36,18 @@ COLUMNS = ("rows", "setups", "median", "≤15 %", "≤30 %", "held")
 MISSES = 15
 
 
-def read(path: Path) -> tuple[list[Measurement], Counter[str]]:
-    """Measurements of a file in either form, and what cannot be brought into the table's, by reason."""
-    lines = path.read_text("utf-8").splitlines()
-    if not is_public(next(csv.reader(lines), [])):
-        return parse_measurements(lines), Counter()
-    found = convert(csv.DictReader(lines))
-    return found.measurements, found.set_aside
+def read(paths: Sequence[Path]) -> tuple[list[Measurement], Counter[str]]:
+    """Measurements of files in either form, and what cannot be brought into the table's, by reason."""
+    measurements: list[Measurement] = []
+    raw: list[dict[str, str]] = []
+    for path in paths:
+        lines = path.read_text("utf-8").splitlines()
+        if is_public(next(csv.reader(lines), [])):
+            raw += csv.DictReader(lines)
+        else:
+            measurements += parse_measurements(lines)
+    found = convert(raw)
+    return measurements + found.measurements, found.set_aside
 
 
 def cross_validated(*, refit: bool = False) -> list[Judged]:
@@ -108,11 +113,7 @@ def _print(judged: Sequence[Judged], verdicts: Sequence[Target]) -> None:
 
 
 def _judge_files(paths: Sequence[Path]) -> list[Judged]:
-    measurements, reasons = [], Counter[str]()
-    for path in paths:
-        found, aside = read(path)
-        measurements += found
-        reasons += aside
+    measurements, reasons = read(paths)
     judged, unknown = judge(measurements)
     reasons += unknown
     known = set(parse_measurements(MEASUREMENTS.read_text("utf-8").splitlines()))

@@ -66,7 +66,7 @@ OWN_CHECKPOINTS = "perf-overview"
 """Sources that quantise models themselves, with one scale for each tensor; DeepSeek's are published in fp8."""
 
 UNDATED_RELEASES: Mapping[str, tuple[tuple[str, str], ...]] = {
-    "vllm": (("2025-06", "0.6"), ("2026", "0.11")),
+    "vllm": (("2025-03", "0.6"), ("2025-06", "0.8"), ("2026", "0.11")),
     "trtllm": (("2025-06", "0.10"), ("2026", "1.1")),
     "sglang": (("2025-12", "0.5.5"),),
 }
@@ -101,9 +101,13 @@ def is_public(columns: Iterable[str]) -> bool:
     return {"weights_precision", "workload", "gpu"} <= set(columns)
 
 
-def convert(rows: Iterable[Row]) -> Converted:
-    """Rows of raw files as measurements, in the table's order."""
-    out = Converted()
+def convert(rows: Iterable[Row], sources: Mapping[str, str] | None = None) -> Converted:
+    """Rows of raw files as measurements, in the table's order.
+
+    Args:
+        sources: keys that texts have already; others get the numbers after them.
+    """
+    out = Converted(sources=dict(sources or {}))
     seen: set[tuple[object, ...]] = set()
     for row in rows:
         try:
@@ -111,7 +115,9 @@ def convert(rows: Iterable[Row]) -> Converted:
         except _Unusable as why:
             out.set_aside[str(why)] += 1
             continue
-        source = out.sources.setdefault(re.sub(r" id=.*", "", row["source"]), f"s{len(out.sources) + 1}")
+        source = out.sources.setdefault(
+            re.sub(r" (id=.*|QwQ-32B-AWQ .*\.json)", "", row["source"]), f"s{len(out.sources) + 1}"
+        )
         for m in found:
             key = _figures(m)
             if key in seen:
@@ -241,7 +247,7 @@ def _use(row: Row, m: Measurement) -> str:
     """:data:`FIT`, or why the figure says nothing of an engine as people run it."""
     if m.card == "A100-80" and "pp anomaly" in row["notes"]:
         return "contradicts the same card by PCIe (ten times slower)"
-    if m.kind == "offline" and m.model == "gpt-oss-20b" and m.card == "A100-80" and m.engine == "sglang":
+    if m.kind == "burst" and m.model == "gpt-oss-20b" and m.card == "A100-80" and m.engine == "sglang":
         return "run without a kernel for the format (a twentieth of vLLM's rate on the same page)"
     if m.kind == "clients" and m.first_ms > QUEUE_ANSWERS * m.token_ms * m.output > 0.0:
         return "most clients wait for a place in the engine"
@@ -278,6 +284,9 @@ def _measurements(row: Row) -> Iterator[Measurement]:
     load = row["workload"]
     if load.startswith("fixed concurrency"):
         found = [_closed_loop(row, base)]
+    elif "~single stream" in row["concurrency_or_rate"]:
+        # So few requests that they seldom meet.
+        found = [_closed_loop(row, replace(base, clients=1.0))]
     elif load.startswith("single stream"):
         found = list(_alone(row, base, with_decode=load == "single stream"))
     elif load.startswith(("static batch", "offline static batch")):
@@ -346,8 +355,9 @@ def _offline(row: Row, m: Measurement, replicas: float) -> Measurement:
     tokens_s = _number(row["output_tok_s_total"])
     if tokens_s <= 0.0 or m.prompt <= 0.0 or m.output <= 0.0:
         raise _Unusable("throughput of output tokens or lengths not stated")
+    kind = "burst" if row["workload"].startswith("offline-like") else "offline"  # through a server, or without one
     return replace(
-        m, kind="offline", lengths="spread" if "ShareGPT" in row["notes"] else "even",
+        m, kind=kind, lengths="spread" if "ShareGPT" in row["notes"] else "even",
         clients=_number(row["num_prompts"]), tokens_s=tokens_s / replicas,
     )  # fmt: skip
 
@@ -380,15 +390,24 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("raw", nargs="+", type=Path)
     parser.add_argument("-o", "--output", type=Path, required=True, help="the table, as measurements.csv")
-    parser.add_argument("--sources", type=Path, help="what its keys of sources stand for; beside the table if not said")
+    parser.add_argument(
+        "--sources",
+        type=Path,
+        help="what its keys of sources stand for (those in it stay); beside the table if not said",
+    )
     options = parser.parse_args()
     rows: list[Row] = []
     for path in options.raw:
         with path.open(newline="") as file:
             rows += csv.DictReader(file)
-    found = convert(rows)
+    named = options.sources or options.output.with_name("sources.csv")
+    known = {}
+    if named.exists():
+        with named.open(newline="") as file:
+            known = {line["text"]: line["source"] for line in csv.DictReader(file)}
+    found = convert(rows, known)
     _write(options.output, table_text(found.measurements))
-    _write(options.sources or options.output.with_name("sources.csv"), sources_text(found.sources))
+    _write(named, sources_text(found.sources))
     print(f"{len(rows)} rows: {len(found.measurements)} measurements from {len(found.sources)} sources")
     for name, counts in (
         ("in the table, not fitted to", Counter(m.use for m in found.measurements if m.use != FIT)),

@@ -120,6 +120,7 @@ def main() -> int:
         off = np.abs(ratio - 1.0)
         shares = ", ".join(f"{np.mean(off <= x):.0%} within {x:.0%}" for x in (0.15, 0.2, 0.25, 0.3))
         print(f"{kind}: {len(ratio)} figures, median {np.median(ratio):.2f}, {shares}")
+    print("now make the pages again: python -m benchmarks.bench_fidelity --write docs")
     return 0
 
 

@@ -109,6 +109,10 @@ def test_a_plain_row() -> None:
             {"kind": "clients", "prompt": 1.0, "output": 256.0, "token_ms": 20.0},
         ),
         (
+            {"workload": "request rate", "concurrency_or_rate": "0.1 req/s (~single stream)"},
+            {"kind": "clients", "clients": 1.0, "token_ms": 8.5, "first_ms": 40.0},
+        ),
+        (
             {"workload": "offline", "num_prompts": "500", "output_tok_s_total": "8000", "dp": "4", "gpu_count": "4"},
             {"kind": "offline", "clients": 500.0, "tokens_s": 2000.0, "dp": 1},
         ),
@@ -116,6 +120,10 @@ def test_a_plain_row() -> None:
             {"workload": "offline", "output_tok_s_total": "8000", "dp": "4", "ep": "4", "gpu_count": "4",
              "engine": "TensorRT-LLM", "notes": "attention data parallel + expert parallel"},
             {"kind": "offline", "tokens_s": 8000.0, "dp": 4, "ep": 4},
+        ),
+        (
+            {"workload": "offline-like (request rate inf)", "output_tok_s_total": "900", "notes": "ShareGPT"},
+            {"kind": "burst", "tokens_s": 900.0, "lengths": "spread"},
         ),
         # Set aside within the table.
         ({"notes": "--enforce-eager"}, {"use": "run without CUDA graphs"}),
@@ -155,6 +163,8 @@ def test_repetitions_count_once_and_sources_have_keys() -> None:
     found = convert(rows)
     assert [m.source for m in found.measurements] == ["s1", "s2"]
     assert found.sources == {"a page": "s1", "another page": "s2"}
+    again = convert([raw(source="new"), *rows], found.sources)
+    assert again.sources == {"a page": "s1", "another page": "s2", "new": "s3"}
     assert dict(found.set_aside) == {"the same figures twice": 1}
 
 
