@@ -340,3 +340,21 @@ def test_json_has_it_all(run: Run) -> None:
     assert len(speed["nearest"]) == 5
     assert {"model", "card", "tp", "engine", "measured", "predicted", "source"} <= speed["nearest"][0].keys()
     assert plan_dict(make_plan(ask()))["speed"]["nearest"] == []  # nothing is read unless asked for
+
+
+def test_a_measured_profile_shows_its_own_error_and_no_interval(run: Run, tmp_path: Path) -> None:
+    path = tmp_path / "profile.yaml"
+    path.write_text(
+        "kind: exaserve-profile\nversion: 1\nmodel: Llama-3.1-8B\nconstants:\n"
+        "  prefill_tokens_per_s: {value: 40000, error: 800}\n  decode_fixed_s: {value: 0.007, error: 0.0007}\n"
+    )
+    text = " ".join(run("Llama-3.1-8B", "--rps", "60", "--profile", str(path), "--explain").output.split())
+    assert "standard errors: prefill_tokens_per_s 2.0%, decode_fixed_s 10.0%" in text
+    assert "the given profile, standard error 10.0%" in text
+    for absent in ("P99 predicted", "sized for", "speed constants", "Nearest public measurements"):
+        assert absent not in text
+
+
+def test_where_even_one_request_is_too_slow_no_rate_is_printed(run: Run) -> None:
+    text = " ".join(run("Llama-3.1-8B", "--gpu", "T4", "--rps", "1", "--tpot-ms", "5").output.split())
+    assert "even a request alone takes longer than 5 ms per token" in text

@@ -172,20 +172,20 @@ def _show_load(console: Console, plan: ClusterPlan) -> None:
     many = _count(plan.replicas, "replica")
     share = f"{plan.request.demand.rate_s / plan.held_s:.0%}" if plan.held_s else "more than"
     head = f"Load: {share} of what {many} carry in the targets, {speed} ({kind})"
+    predicted = plan.predicted.first_s if plan.predicted else ()
     columns = (
         Column("class"), Column("requests/s"), Column("in + out", 3), Column("P50 first", 4), Column("P99 first"),
-        Column("P99 predicted", 2), Column("allowed"), Column("alone up to", 1),
+        *([Column("P99 predicted", 2)] if predicted else []), Column("allowed"), Column("alone up to", 1),
     )  # fmt: skip
     rows: list[list[Cell]] = []
-    bands = plan.predicted.first_s if plan.predicted else (None,) * len(now.per_class)
-    for c, latency, band in zip(plan.request.demand.classes, now.per_class, bands, strict=True):
+    for i, (c, latency) in enumerate(zip(plan.request.demand.classes, now.per_class, strict=True)):
         cells = [
             c.name,
             f"{c.rate_s:,.1f}",
             f"{c.prompt_tokens:,} + {c.output_tokens:,}",
             seconds_text(latency.ttft_p50_s),
             seconds_text(latency.ttft_p99_s),
-            band_text(band) or "-",
+            *([band_text(predicted[i])] if predicted else []),
             seconds_text(latency.target_s),
             f"{plan.capacity.get(c.name, 0):,.1f}/s",
         ]

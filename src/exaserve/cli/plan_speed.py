@@ -58,10 +58,12 @@ def _lines(plan: ClusterPlan) -> list[str]:
     alone = f"a request alone: {band_text(found.alone_token_s, 1)} per token, first token of "
     lines = [f"{alone}{r.demand.prompt:,.0f} in {band_text(found.alone_first_s)}"]
     if r.demand_given:
-        rate = found.rate_s
+        rate, target = found.rate_s, f"{r.targets.tpot_s * 1e3:g} ms per token"
         lines.append(
-            f"one replica: {rate.predicted:,.2f} requests/s ({rate.low:,.2f} to {rate.high:,.2f}) within "
-            f"{r.targets.tpot_s * 1e3:g} ms per token; sized with {best.rate_max_s:,.2f}"
+            f"one replica: {rate.predicted:,.2f} requests/s ({rate.low:,.2f} to {rate.high:,.2f}) within {target}; "
+            f"sized with {best.rate_max_s:,.2f}"
+            if rate.high
+            else f"one replica: even a request alone takes longer than {target}"
         )
     if r.demand_given and found.token_s is not None and plan.now is not None:
         lines.append(

@@ -159,7 +159,9 @@ def certainty_of(r: MemoryRequest, confidence: float = CONFIDENCE) -> Certainty:
     for target in ("token", "first"):
         names = likes(setup, mixture)
         shown = interval(ERRORS, target, names, SHOWN)
-        found.append(replace(shown, bound=interval(ERRORS, target, names, confidence).bound))
+        if confidence != SHOWN:
+            shown = replace(shown, bound=interval(ERRORS, target, names, confidence).bound)
+        found.append(shown)
     return Certainty(setup, mixture, confidence, found[0], found[1])
 
 

@@ -102,6 +102,8 @@ def _step(p: EngineProfile, d: TrafficDemand, rate: float, s: float) -> float:
         return p.decode_fixed_s
     share = min(1.0, prefill / max(1.0, min(d.prompt, p.token_budget)))
     with_prompt = p.step_s(prefill / share, batch, batch * d.context, rate * s * d.pairs / share) if share else 0.0
+    if share == 1.0:
+        return with_prompt
     return share * with_prompt + (1.0 - share) * p.step_s(0.0, batch, batch * d.context)
 
 
