@@ -350,7 +350,9 @@ def test_a_measured_profile_shows_its_own_error_and_no_interval(run: Run, tmp_pa
     )
     text = " ".join(run("Llama-3.1-8B", "--rps", "60", "--profile", str(path), "--explain").output.split())
     assert "standard errors: prefill_tokens_per_s 2.0%, decode_fixed_s 10.0%" in text
-    assert "the given profile, standard error 10.0%" in text
+    terms = json.loads(run("Llama-3.1-8B", "--rps", "60", "--profile", str(path), "--json").output)["terms"]
+    empty = next(t for t in terms if t["name"] == "decode, empty")
+    assert (empty["formula"], empty["source"]) == ("the given profile, standard error 10.0%", "measured")
     for absent in ("P99 predicted", "sized for", "speed constants", "Nearest public measurements"):
         assert absent not in text
 
