@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.simulate.small import PROFILE, build, cluster, run, units, with_telemetry
+from tests.simulate.small import PROFILE, SHORT, build, cluster, run, units, with_telemetry
 
 from exaserve.gateway import app as live
 from exaserve.gateway import core
@@ -256,3 +256,17 @@ def test_equal_beginnings_have_equal_blocks_and_no_others() -> None:
     assert ragged[0] == whole[0]
     assert ragged[1] != prefix_hashes(((1, 20), (4, 20)), 16)[1]
     assert prefix_hashes((), 16) == ()
+
+
+def test_the_floor_of_a_first_token_is_in_what_clients_see() -> None:
+    late = dataclasses.replace(PROFILE, first_s=0.02)
+    runs = []
+    for profile in (PROFILE, late):
+        simulation = Simulation(
+            cluster(), units(2, profile), demand(SHORT, 40.0, 5.0, 1), SimSettings(probes=False), "round_robin"
+        )
+        simulation.run()
+        runs.append(simulation.recorder)
+    for column in ("first", "last"):
+        without, with_floor = (np.array(getattr(recorder, column)) for recorder in runs)
+        assert with_floor - without == pytest.approx(np.full(len(without), 0.02))

@@ -149,14 +149,24 @@ class Replica:
     # -- the engine on the clock ------------------------------------------------------------------------------------
 
     def submit(self, answer: EngineAnswer) -> None:
-        """Starts an answer whose request was read and found good."""
-        now = time.monotonic()
-        for choice in answer.choices:
-            self.engine.submit(choice.request, now)
+        """Starts an answer whose request was read and found good; the engine sees it after what its server costs."""
         self.answers.add(answer)
         answer.on_complete = self.answers.discard
         answer.connection.on_gone = lambda: self.abort(answer)
         answer.start()
+        floor_s = self._profile.first_s / self.config.speed
+        if floor_s:
+            assert self._loop is not None
+            self._loop.call_later(floor_s, self._reach_engine, answer)
+        else:
+            self._reach_engine(answer)
+
+    def _reach_engine(self, answer: EngineAnswer) -> None:
+        if answer not in self.answers:  # its client left, or the process died
+            return
+        now = time.monotonic()
+        for choice in answer.choices:
+            self.engine.submit(choice.request, now)
         if self._timer is None and not self.faults.freeze:
             assert self._loop is not None
             # In the loop's next turn, so that requests that arrive together share the first step.

@@ -85,10 +85,14 @@ class Call(Journey):
         index: row of the demand.
         attempt: the try under way, None while there is none; what others send is not listened to any more.
         held: the replica that has it.
+        floor_s: what the replica's server adds to the answer's times besides its engine (``EngineProfile.first_s``).
+            All requests of a replica are late by as much, so its engine would do the same later: adding it to what
+            the client sees costs no event.
     """
 
     attempt: Attempt | None = None
     held: SimReplica | None = None
+    floor_s: float = 0.0
 
     def __init__(
         self,
@@ -162,7 +166,10 @@ class Call(Journey):
 
     def _first_seen(self, now: float, attempt: Attempt, _: object) -> None:
         if self.attempt is attempt and self.head(200, now) == PASS_ON:
-            self.path.world.recorder.first[self.index] = now
+            held = self.held
+            if held is not None:
+                self.floor_s = held.floor_s
+            self.path.world.recorder.first[self.index] = now + self.floor_s
             self.first_byte(now, stream=True)
 
     def last_came(self, attempt: Attempt, now: float) -> None:
@@ -218,7 +225,7 @@ class Call(Journey):
         recorder = path.world.recorder
         if self.attempts > 1:
             recorder.attempts[self.index] = min(self.attempts, 127)
-        recorder.ended(self.index, now, self._error(effect))
+        recorder.ended(self.index, now + self.floor_s, self._error(effect))
         path.world.open -= 1
         if path.dispatcher.waiting():
             path.dispatcher.wake(now)

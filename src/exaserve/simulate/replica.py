@@ -61,6 +61,7 @@ class SimReplica(Stepper):
         end: when the step or run of steps under way ends, as far as is known.
         usable: up and not drained by the operator, so that its idle time counts.
         error_share: share of requests answered with 500 at once.
+        floor_s: of every first token besides the engine's steps, seconds.
     """
 
     __slots__ = (
@@ -68,6 +69,7 @@ class SimReplica(Stepper):
         "end",
         "engine",
         "error_share",
+        "floor_s",
         "frozen_at",
         "idle_seen",
         "mode",
@@ -86,6 +88,7 @@ class SimReplica(Stepper):
         self.unit = unit
         self.spec = unit.spec
         self.profile = unit.profile
+        self.floor_s = unit.profile.first_s / unit.speed
         self.mode = _UP
         self.slow = 1.0
         self.error_share = 0.0
