@@ -8,7 +8,9 @@ from typing import Literal
 
 from exaserve.config import load_profile
 from exaserve.domain.errors import ConfigError
+from exaserve.domain.names import nearest
 from exaserve.perfmodel import EngineProfile, profile
+from exaserve.perfmodel.constants import ENGINE_RELEASES
 
 __all__ = ["Addressing", "EmulatorConfig", "MetricsSize"]
 
@@ -29,6 +31,7 @@ class EmulatorConfig:
             address up (127.0.1.1, 127.0.2.1, …), so that each replica looks like a node of its own.
         control_port: port on ``host`` that reaches all replicas' faults even while they refuse connections; 0 takes a
             free one, None opens none.
+        engine: whose step times these are, of its newest release; the interface stays vLLM's.
         hardware / precision / tp / pp / kv_precision / utilization: see :func:`exaserve.perfmodel.profile`.
         profile: measured step times that replace the predicted ones.
         profile_file: file of ``exaserve calibrate`` that has them; its limits count where none are given here.
@@ -50,6 +53,7 @@ class EmulatorConfig:
     port: int = 8001
     addressing: Addressing = "ports"
     control_port: int | None = None
+    engine: str = "vllm"
     hardware: str = "A100-80"
     precision: str = "auto"
     kv_precision: str = "auto"
@@ -95,10 +99,15 @@ class EmulatorConfig:
             max_num_seqs=self.max_num_seqs,
             token_budget=self.token_budget,
             block_size=self.block_size,
+            engine=self.engine,
         )
 
     def check(self) -> None:
         """Raises ConfigError for values that cannot work."""
+        if self.engine not in ENGINE_RELEASES:
+            raise ConfigError(
+                f"Unknown engine {self.engine!r}. {nearest(self.engine, ENGINE_RELEASES)}", param="engine"
+            )
         if self.replicas < 1:
             raise ConfigError(f"replicas must be at least 1, not {self.replicas}.", param="replicas")
         if self.speed <= 0:

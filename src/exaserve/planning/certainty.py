@@ -27,6 +27,7 @@ __all__ = [
     "Band",
     "Certainty",
     "Predicted",
+    "certainty_like",
     "certainty_of",
     "check_confidence",
     "load_bands",
@@ -154,7 +155,11 @@ def certainty_of(r: MemoryRequest, confidence: float = CONFIDENCE) -> Certainty:
         tp=p.tp,
         whole=p.ep,
     )
-    mixture = bool(r.arch.facts.experts)
+    return certainty_like(setup, bool(r.arch.facts.experts), confidence)
+
+
+def certainty_like(setup: SpeedSetup, mixture: bool, confidence: float = CONFIDENCE) -> Certainty:
+    """The errors of replicas of such a setup; ``mixture``: their model has routed experts."""
     found = []
     for target in ("token", "first"):
         names = likes(setup, mixture)
