@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import random
 from dataclasses import replace
@@ -11,6 +12,7 @@ import pytest
 
 from exaserve.models import model_from_name
 from exaserve.perfmodel import EngineProfile, find_hardware, profile
+from exaserve.perfmodel.calibration import CONSTANTS, LIMITS
 from exaserve.perfmodel.fitting import DecodePoint, PrefillPoint, fit_decode
 from exaserve.perfmodel.shrinkage import TERMS, Posterior, Prior, posterior, prior_of, scaled
 
@@ -19,20 +21,6 @@ CASES = (("H100", "Llama-3.1-8B", 1), ("H200", "Qwen3-235B-A22B", 8))
 
 def prior(hardware: str = "H100", model: str = "Llama-3.1-8B", tp: int = 1, spread: float = 0.15) -> Prior:
     return Prior(profile(hardware, model, tp=tp), spread, 0.3)
-
-
-def slower(p: EngineProfile, factor: float) -> EngineProfile:
-    """The same replica with all its times longer."""
-    return replace(
-        p,
-        prefill_tokens_per_s=p.prefill_tokens_per_s / factor,
-        overlap=p.overlap,
-        **{
-            name: getattr(p, name) * factor
-            for name in ("decode_fixed_s", "overhead_s", *TERMS)
-            if hasattr(p, name) and name != "overlap"
-        },
-    )
 
 
 def batches(p: EngineProfile, sizes, contexts=(1000,), noise=0.0, seed=1) -> list[DecodePoint]:
@@ -52,7 +40,7 @@ def at(p: EngineProfile, sequences: int = 64, context: float = 1000.0) -> float:
 @pytest.mark.parametrize("factor", [0.75, 1.3])
 def test_small_batches_move_what_is_predicted_of_a_large_one(hardware, model, tp, factor):
     known = prior(hardware, model, tp)
-    truth = slower(known.profile, factor)
+    truth = known.profile.slower(factor)
     both = posterior(known, [], batches(truth, (1, 4, 16)))
     assert abs(at(both.profile) / at(truth) - 1.0) < 0.25 * abs(1.0 / factor - 1.0)
     assert both.after < 0.1 * both.before
@@ -60,8 +48,16 @@ def test_small_batches_move_what_is_predicted_of_a_large_one(hardware, model, tp
     assert both.profile.first_s == pytest.approx(known.profile.first_s, rel=0.1)
 
 
+def test_every_time_of_a_profile_has_a_factor():
+    """A field that is added to the profile is a term, a limit, or said here."""
+    fields = {each.name for each in dataclasses.fields(EngineProfile)}
+    others = {"prefill_tokens_per_s", "decode_fixed_s", "kv_bytes_per_token", "expert_share", "load_s"}
+    assert fields - others - set(LIMITS) == set(TERMS) - {"weights", "computing"}
+    assert fields - set(LIMITS) - {"load_s"} <= set(CONSTANTS), "so a combined profile's file has it"
+
+
 def test_the_less_a_prediction_is_believed_the_further_it_moves():
-    truth = slower(prior().profile, 1.4)
+    truth = prior().profile.slower(1.4)
     points = batches(truth, (1,))
     moved = [at(posterior(prior(spread=s), [], points).profile) for s in (0.02, 0.1, 0.5)]
     assert at(prior().profile) < moved[0] < moved[1] < moved[2] < 1.02 * at(truth)
@@ -90,7 +86,7 @@ def test_many_points_end_at_the_plain_fit():
 
 def test_lone_prompts_move_the_prefill_rate_and_the_floor():
     known = prior()
-    truth = slower(known.profile, 1.3)
+    truth = known.profile.slower(1.3)
     both = posterior(known, [PrefillPoint(t, truth.first_token_s(t)) for t in (128, 2048)] * 3, [])
     assert both.points == 2, "repeats of one length are one point"
     for tokens in (512, 4096):
@@ -118,7 +114,7 @@ def _drawn(start: Posterior, factors) -> EngineProfile:
 
 
 def test_one_point_that_is_far_off_does_not_lead():
-    truth = slower(prior().profile, 1.2)
+    truth = prior().profile.slower(1.2)
     points = batches(truth, (1, 2, 4, 8, 16, 32), (512, 4096))
     points[5] = replace(points[5], step_s=points[5].step_s * 3.0)
     assert at(posterior(prior(), [], points).profile) == pytest.approx(at(truth), rel=0.05)

@@ -51,7 +51,9 @@ def _lines(plan: ClusterPlan) -> list[str]:
         errors = [
             f"{name} {abs(e.error / e.value):.1%}" for name, e in r.profile.constants.items() if e.value and e.error
         ]
-        return [f"measured by the given profile; standard errors: {', '.join(errors) or 'none given'}"]
+        points = len(r.profile.prefill) + len(r.profile.decode)
+        how = f": its {points} points, combined with the prediction" if points and not r.profile.combined else ""
+        return [f"measured by the given profile{how}; standard errors: {', '.join(errors) or 'none given'}"]
     if best is None or best.certainty is None or found is None:
         return []
     c = best.certainty
