@@ -11,8 +11,6 @@ from __future__ import annotations
 
 import argparse
 import hashlib
-import multiprocessing
-import os
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -31,7 +29,7 @@ MEASUREMENTS = PERFMODEL / "data/measurements.csv"
 ERRORS = PERFMODEL / "data/cross_validation.csv"
 TARGET = PERFMODEL / "fitted.py"
 
-FOLDS = 12
+FOLDS = 24
 MOVED_MIN = 0.2
 """Spreads that a constant must have moved to be written down."""
 
@@ -61,20 +59,13 @@ def mark() -> str:
     return f"# sha256 of measurements.csv and fitted.py: {digest}\n"
 
 
-def left_out(estimator: Estimator, start: NDArray[np.float64], folds: int = FOLDS) -> NDArray[np.float64]:
+def left_out(estimator: Estimator, found: NDArray[np.float64], folds: int = FOLDS) -> NDArray[np.float64]:
     """log(predicted / measured) of every cell, by constants that were fitted without its group."""
-    masks = estimator.folds(folds)
+    fit = estimator.around(found)
     out = np.zeros(len(estimator.cells))
-    jobs = ((estimator, ~mask, start) for mask in masks)
-    with multiprocessing.get_context("fork").Pool(os.cpu_count()) as pool:
-        for mask, values in zip(masks, pool.imap(_fitted_values, jobs), strict=True):
-            out[mask] = estimator.errors(values, mask)
+    for mask in estimator.folds(folds):
+        out[mask] = estimator.errors(estimator.values(fit(~mask)), mask)
     return out
-
-
-def _fitted_values(job: tuple[Estimator, NDArray[np.bool_], NDArray[np.float64]]) -> dict[str, float]:
-    estimator, keep, start = job
-    return estimator.values(estimator.fit(keep, start))
 
 
 def _lines(values: Mapping[str, float], errors: Mapping[str, Mapping[str, Errors]]) -> Iterator[str]:

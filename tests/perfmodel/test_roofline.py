@@ -69,8 +69,8 @@ def test_the_two_ends_of_the_roofline() -> None:
     assert 0.0048 < p.step_s(0, 1, 100) < 0.010
     # Decode is bound by memory, so 8 sequences take little longer than one.
     assert p.step_s(0, 8, 800) < 1.1 * p.step_s(0, 1, 100)
-    # Prefill is bound by compute: twice the tokens, twice the time.
-    assert p.step_s(8000, 0, 0) == pytest.approx(2 * p.step_s(4000, 0, 0), rel=0.05)
+    # Prefill is bound by compute: twice the tokens, nearly twice the time.
+    assert p.step_s(8000, 0, 0) == pytest.approx(2 * p.step_s(4000, 0, 0), rel=0.1)
     assert 15_000 < p.prefill_tokens_per_s < 62_000
     # A prompt that rides along with decode costs less than the two one after the other.
     assert p.step_s(64, 8, 800) < 0.8 * (p.step_s(64, 0, 0) + p.step_s(0, 8, 800))

@@ -46,18 +46,20 @@ def _decode_s(p: EngineProfile, batch: float, context: float) -> float:
     return p.step_s(0.0, batch, batch * context)
 
 
-def _added_s(p: EngineProfile, batch: float, context: float, prompt: float) -> float:
-    """What one prompt adds to the steps that compute it beside ``batch`` others."""
-    chunks = max(1, math.ceil(prompt / p.token_budget))
-    mixed = p.step_s(prompt / chunks, batch, batch * context, 0.5 * prompt * prompt / chunks)
-    return chunks * (mixed - _decode_s(p, batch, context))
+def _added_s(p: EngineProfile, batch: float, prompt: float, output: float) -> float:
+    """What one prompt adds to the steps that compute it beside ``batch`` others, some of which bring prompts too."""
+    together = min(max(1.0, batch / max(1.0, output)), max(1.0, p.token_budget / prompt))
+    tokens, context = together * prompt, prompt + 0.5 * output
+    chunks = max(1, math.ceil(tokens / p.token_budget))
+    mixed = p.step_s(tokens / chunks, batch, batch * context, 0.5 * prompt * tokens / chunks)
+    return chunks * (mixed - _decode_s(p, batch, context)) / together
 
 
 def closed_loop(p: EngineProfile, clients: float, prompt: float, output: float, meeting: float = 1.0) -> ClosedLoop:
     """The steady state of ``clients`` clients whose requests have ``prompt`` and ``output`` tokens."""
     held = min(clients, held_at_most(p, prompt, output))
     context = prompt + 0.5 * output
-    added = _added_s(p, held, context, prompt)
+    added = _added_s(p, held, prompt, output)
     own = p.first_s + p.prefill_s(prompt, 0.5 * held, 0.5 * held * context)
     batch, token_s = held, 0.0
     for _ in range(_ROUNDS):
@@ -85,11 +87,12 @@ def offline_tokens_s(
     """
     held = held_at_most(p, prompt, output)
     context = prompt + 0.5 * output
-    steady_s = (_decode_s(p, held, context) + held * _added_s(p, held, context, prompt) / max(1.0, output)) / held
+    steady_s = (_decode_s(p, held, context) + held * _added_s(p, held, prompt, output) / max(1.0, output)) / held
     if math.isinf(requests):
         return 1.0 / steady_s
+    rest = requests % held if requests > held else requests
+    took_s = (requests - rest) * output * steady_s + (static_batch_s(p, rest, prompt, output) if rest else 0.0)
     together = min(held, requests)
-    took_s = (requests - together) * output * steady_s + static_batch_s(p, together, prompt, output)
     if spread:
         took_s += (LONGEST - 1.0) * output * _decode_s(p, max(1.0, together / LONGEST**2), LONGEST * context)
     return requests * output / took_s

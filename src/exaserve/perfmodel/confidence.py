@@ -89,7 +89,7 @@ def interval(
 
     Args:
         table: :data:`exaserve.perfmodel.fitted.ERRORS`.
-        target: "token" or "first" (seconds), or "offline" (tokens/s: divide by the factors instead).
+        target: "token" or "first" (seconds), or "offline" (tokens/s, of which ``bound`` is the hopeful side).
         sets: what :func:`likes` says.
         confidence: share of measurements that the interval shall hold.
     """

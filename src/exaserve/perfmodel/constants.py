@@ -81,14 +81,18 @@ MEANINGS: Mapping[str, Meaning] = MappingProxyType(
         "matrix-card": Meaning("factor on that of one card of the generation", 1.0, 0.12),
         "matrix-halves": Meaning("factor on GeForce cards of an engine that adds 16-bit products at 16 bit", 2.0, 0.1),
         "experts-matrix": Meaning("share of the dense matrix rate that routed experts' products reach", 0.3, 0.4),
+        "passes": Meaning("times that a token's activations pass through memory in a layer", 12.0, 0.4),
+        "expert-passes": Meaning("times that the inputs of a token's experts do", 6.0, 0.6),
         "overlap": Meaning("of computing and reading, how much of the shorter is not hidden by the longer", 0.5, 0.4),
-        "sequence": Meaning("seconds per sequence and step: sampling, block tables, detokenising", 8e-6, 0.7),
+        "sequence": Meaning("seconds per sequence and step: sampling, block tables", 3e-6, 0.7),
+        "stream": Meaning("seconds more of each where a server sends every token on its own", 6e-6, 0.7),
         "attention": Meaning("share of memory bandwidth at which cached keys and values are read", 0.6, 0.3),
         "attention-matrix": Meaning("share of the 16-bit matrix rate that a prompt's attention reaches", 0.4, 0.3),
         "attention-matrix-engine": Meaning("factor on that of one engine", 1.0, 0.4),
         "first": Meaning("seconds of every first token besides its steps: HTTP, tokenising, scheduling", 12e-3, 0.5),
         "ranks-wait": Meaning("factor on a step where attention ranks wait for the slowest of them", 1.3, 0.2),
         "accepted": Meaning("tokens that a step of speculative decoding brings", 2.2, 0.3),
+        "pipelined": Meaning("of what cards in a row could gain on one prompt, how much they do", 0.5, 0.3),
         "meeting": Meaning(
             "of the prompts of others that a request could meet while it decodes, how many it does", 1.0, 0.15
         ),
@@ -173,8 +177,11 @@ class Factors:
     matrix: float
     plain_matrix: float
     experts_matrix: float
+    passes: float
+    expert_passes: float
     overlap: float
     sequence_s: float
+    stream_s: float
     attention: float
     attention_matrix: float
     first_s: float
@@ -187,9 +194,14 @@ def parts(s: SpeedSetup) -> dict[str, tuple[str, ...]]:
     gen, engine, kernel = generation(s.card), s.engine, s.kernel
     card = s.card.slice_of or s.card.name
     bandwidth = (f"bandwidth/{gen}", f"bandwidth-card/{card}")
-    computing: tuple[str, ...] = (f"matrix-engine/{engine}", f"matrix-card/{card}")
+    computing: tuple[str, ...] = (
+        f"matrix-engine/{engine}",
+        f"matrix-card/{card}",
+    )
     if engine == "llamacpp" and s.card.name in GEFORCE:
         computing += ("matrix-halves",)
+    if engine == "llamacpp":
+        computing += (f"matrix-engine/{engine}/{gen}",)
     experts = (f"experts/{kernel}/{gen}", f"experts-engine/{engine}/{gen}", f"experts-engine/{engine}/{kernel}")
     moe = (f"moe/{engine}", f"moe-engine/{engine}/{gen}", f"moe-engine/{engine}/{kernel}")
     whole = s.whole
@@ -216,8 +228,11 @@ def parts(s: SpeedSetup) -> dict[str, tuple[str, ...]]:
         "matrix": (f"matrix/{kernel}/{gen}", *computing),
         "plain_matrix": (f"matrix/bf16/{gen}", *computing),
         "experts_matrix": (f"experts-matrix/{kernel}/{gen}", *computing),
+        "passes": ("passes",),
+        "expert_passes": ("expert-passes",),
         "overlap": ("overlap",),
         "sequence_s": (f"sequence/{engine}",),
+        "stream_s": (f"stream/{engine}",),
         "attention": (f"attention/{gen}",),
         "attention_matrix": (f"attention-matrix/{gen}", f"attention-matrix-engine/{engine}"),
         "first_s": (f"first/{engine}",),

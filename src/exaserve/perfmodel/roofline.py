@@ -55,12 +55,15 @@ def _rates(card: Hardware, kernel: str) -> float:
     return (narrow.get(kernel, 0.0) or card.bf16_tflops) * 1e12
 
 
-def step_times(card: Hardware, w: Work, f: Factors, tp: int, pp: int, dp: int = 1, drafts: int = 0) -> EngineProfile:
+def step_times(
+    card: Hardware, w: Work, f: Factors, tp: int, pp: int, dp: int = 1, drafts: int = 0, *, streamed: bool = True
+) -> EngineProfile:
     """The step times of a replica; its limits are still those of an engine at its defaults.
 
     Args:
         dp: ranks that each hold attention for requests of their own, while experts see the tokens of all.
         drafts: tokens drafted each step by a layer of the model's own (multi-token prediction).
+        streamed: whether a server sends every token on its own.
     """
     if card.name == "null":
         return EngineProfile(1e12, 0.0, 0.0, 0.0, KV_TOKENS_MAX, 1.0)
@@ -71,12 +74,19 @@ def step_times(card: Hardware, w: Work, f: Factors, tp: int, pp: int, dp: int = 
     overhead_s += w.mla_layers * f.mla_s + w.state_layers * f.state_s + STAGE_HOP_S * (pp - 1)
     token_s = w.coded_flops / (rate * f.matrix) + w.plain_flops / (plain_rate * f.plain_matrix)
     token_s += dp * w.expert_flops / (rate * f.experts_matrix)
+    moved = f.passes * w.activation_bytes + f.expert_passes * w.dispatch_bytes
+    token_s += moved / (bandwidth * f.bandwidth)
     if tp > 1:
         # An all-reduce moves 2 (tp - 1) / tp of the activations over each rank's link.
         token_s += w.reduce_bytes * 2.0 * (tp - 1) / tp / (card.link_gb_s * 1e9 * f.link)
     if dp > 1:
         token_s += w.dispatch_bytes * (dp - 1) / dp / (card.link_gb_s * 1e9 * f.link)
-    seq_s = f.sequence_s + w.head_flops / (plain_rate * f.plain_matrix) + w.window_bytes / (bandwidth * f.attention)
+    seq_s = (
+        f.sequence_s
+        + (f.stream_s if streamed else 0.0)
+        + w.head_flops / (plain_rate * f.plain_matrix)
+        + w.window_bytes / (bandwidth * f.attention)
+    )
     # Tokens of all attention ranks hit the experts, each as many as real routing makes of it.
     share = 1.0 - (1.0 - w.expert_share) ** (f.experts_skew * dp * (1 + drafts))
     # Attention ranks wait for the slowest of them before each layer of experts.

@@ -56,6 +56,7 @@ class Work:
         window_bytes: what a step reads for one sequence whatever its length: windows and states, bytes.
         pair_flops: attention's operations for one token that looks at one earlier token.
         dispatch_bytes: what one token sends to its experts and gets back where those are on other ranks, bytes.
+        activation_bytes: activations of one token, over all layers, bytes.
         reduce_bytes: activations of one token that an all-reduce adds up, over all layers, bytes.
     """
 
@@ -78,6 +79,7 @@ class Work:
     pair_flops: float
     reduce_bytes: float
     dispatch_bytes: float
+    activation_bytes: float
 
 
 def work_of(arch: Architecture, tp: int = 1, ep: int = 1, kv_bytes: float = 2.0) -> Work:
@@ -129,6 +131,7 @@ def work_of(arch: Architecture, tp: int = 1, ep: int = 1, kv_bytes: float = 2.0)
         cache_bytes=held,
         window_bytes=window,
         pair_flops=pairs,
+        activation_bytes=len(arch.layers) * facts.hidden * BYTES_16,
         dispatch_bytes=counts["moe"] * facts.top_k * facts.hidden * (1.0 + BYTES_16),
         reduce_bytes=2.0 * len(arch.layers) * facts.hidden * BYTES_16,
     )
