@@ -49,6 +49,15 @@ def test_without_a_profile_the_hardware_says(tmp_path):
     assert pool_engine_profile(load_cluster(tmp_path / "c.yaml").pools[0]).prefill_tokens_per_s > 5_000.0
 
 
+def test_step_times_are_those_of_the_pools_engine(tmp_path):
+    def decode_s(engine: str) -> float:
+        (tmp_path / "c.yaml").write_text(f"model: Llama-3.1-8B\nhardware: H100\nengine: {engine}\n")
+        return pool_engine_profile(load_cluster(tmp_path / "c.yaml").pools[0]).decode_fixed_s
+
+    assert decode_s("vllm") == decode_s("emulator")
+    assert decode_s("vllm") != decode_s("sglang")
+
+
 def test_missing_and_wrong_files_are_named(tmp_path):
     (tmp_path / "c.yaml").write_text("model: Llama-3.1-8B\nprofile: none.yaml\n")
     with pytest.raises(ConfigError, match=r"none\.yaml: cannot be read"):

@@ -14,6 +14,7 @@ from exaserve.config.cluster import Pool
 from exaserve.config.document import TEXT_BYTES_MAX
 from exaserve.domain.errors import ConfigError
 from exaserve.perfmodel import Calibration, EngineProfile, parse_calibration, profile
+from exaserve.perfmodel.constants import ENGINE_RELEASES
 from exaserve.scheduling.config import SchedulerConfig
 
 __all__ = [
@@ -137,4 +138,6 @@ def predicted_profile(pool: Pool) -> EngineProfile:
         token_budget=pool.emulator.token_budget,
         block_size=pool.emulator.block_size,
         max_model_len=pool.max_model_len or None,
+        # Emulated engines, and those of a command of their own, are taken for vLLM's.
+        engine=pool.engine if pool.engine in ENGINE_RELEASES else "vllm",
     )
