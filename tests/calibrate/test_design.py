@@ -59,6 +59,7 @@ def test_events_of_several_tokens_are_that_many_steps():
 def test_what_was_never_steady_is_no_point():
     assert decode_point([]) is None
     assert decode_point([stream(1.0, 0.02, 10), stream(3.0, 0.02, 10)]) is None
+    assert decode_point([stream(1.0, 0.0, 20)]) is None, "all tokens in one heap: nothing says when each was made"
     failed = stream(1.0, 0.02, 50)
     failed.error = "lost"
     assert decode_point([failed]) is None

@@ -6,7 +6,7 @@ import math
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from exaserve.models import MODELS, model_from_name
@@ -77,6 +77,7 @@ def test_an_fp8_cache_holds_at_least_as_much(name: str, version: str) -> None:
 @given(NAMES, st.sampled_from([2, 3, 4, 8]))
 def test_stages_together_hold_the_whole_model(name: str, pp: int) -> None:
     whole = plan_memory(request(name, "bf16", "0.10.2", "H100"))
+    assume(pp <= whole.stages[0].layers)
     cut = plan_memory(request(name, "bf16", "0.10.2", "H100", pp=pp))
     assert len(cut.stages) == pp
     assert sum(s.layers for s in cut.stages) == whole.stages[0].layers

@@ -100,7 +100,7 @@ def test_an_engine_stops_when_the_client_leaves(live):
 
 
 def test_prefix_cache_hits_are_seen(live):
-    before = [live.row(index)["prefix_hits_total"] for index in range(2)]
+    before = [live.row(index)["prefix_hits_total"] or 0.0 for index in range(2)]  # unknown until an engine has told
     prompt = "the quick brown fox jumps over the lazy dog of the house " * 60
     answers = [live.complete(prompt=prompt, max_tokens=1) for _ in range(3)]
     assert [answer.status_code for answer in answers] == [200] * 3, answers[0].text
@@ -111,7 +111,9 @@ def test_prefix_cache_hits_are_seen(live):
 
     def told() -> bool:
         row = live.row(index)
-        return bool(row["prefix_hits_total"] - before[index] == cached[1] + cached[2] < row["prefix_queries_total"])
+        return bool(
+            (row["prefix_hits_total"] or 0.0) - before[index] == cached[1] + cached[2] < row["prefix_queries_total"]
+        )
 
     until(told, 10.0, "the engine's own count in the admin API")
     assert live.gateway.gauge("exaserve_cached_tokens_total") >= cached[1] + cached[2]

@@ -100,6 +100,8 @@ def decode_point(records: Sequence[Record], kv_used: float = math.nan) -> Decode
         context += prompt + before + 1.0 + count / 2.0
         fewest = min(fewest, count)
     mean, typical = math.fsum(steps) / len(steps), statistics.median(stretches)
+    if typical <= 0.0:
+        return None  # tokens came in heaps, as where the client stood still: when each was made is not known
     return DecodePoint(len(records), context, typical, int(fewest), kv_used, max(0.0, mean / typical - 1.0))
 
 
