@@ -10,15 +10,16 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 from tests.planning.test_cli import Run, run
 from tests.planning.test_plan import ask
 
-from exaserve.cli.plan_speed import band_text
+from exaserve.cli.plan_speed import band_text, show_evidence
 from exaserve.config.measurements import load_measurements
 from exaserve.domain.errors import ConfigError
 from exaserve.models import model_from_name
 from exaserve.perfmodel import EngineProfile, find_hardware
-from exaserve.perfmodel.constants import SpeedSetup
+from exaserve.perfmodel.constants import SpeedSetup, parts
 from exaserve.perfmodel.fitted import ERRORS, FITTED
 from exaserve.perfmodel.measured import Measurement, parse_measurements
 from exaserve.perfmodel.nearest import evidence
@@ -37,6 +38,7 @@ from exaserve.planning import (
     sweep,
 )
 from exaserve.planning.certainty import CONFIDENCE_MOST, certainty_of
+from exaserve.planning.explain import FACTOR_NAMES
 from exaserve.planning.queueing import saturation, steady
 
 __all__ = ["run"]  # a fixture
@@ -289,6 +291,24 @@ def test_the_table_that_is_shipped_is_read_with_its_sources() -> None:
 
 
 # What people see
+
+
+def test_every_kind_of_load_in_the_table_has_words() -> None:
+    rows, sources = load_measurements()
+    by_kind = {m.kind: m for m in rows if m.use == "fit"}
+    arch, setup = model_from_name("Llama-3.1-8B"), SpeedSetup(find_hardware("H100"), "vllm", "0.18", "bf16")
+    found = evidence(list(by_kind.values()), sources, setup, arch, (1.0, 1000.0, 200.0), count=len(by_kind))
+    console = Console(record=True, width=240)
+    show_evidence(console, found)
+    text = console.export_text()
+    for words in ("clients", "a prompt of", "all at once,", "all at once through a server", "a batch of"):
+        assert words in text
+
+
+def test_explain_has_a_name_for_every_factor_of_a_plan() -> None:
+    setup = SpeedSetup(find_hardware("H100"), "vllm", "0.18", "bf16")
+    # Speculation and attention in ranks of their own are not planned.
+    assert parts(setup).keys() - {"accepted", "ranks_wait"} == FACTOR_NAMES.keys()
 
 
 def test_explain_names_the_constants_of_each_figure() -> None:

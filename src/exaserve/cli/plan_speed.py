@@ -100,6 +100,7 @@ def _near(row: NearRow) -> list[Cell]:
         "clients": f"{m.clients:,.0f} client{'' if m.clients == 1 else 's'}, {lengths}",
         "first": f"a prompt of {m.prompt:,.0f} tokens",
         "offline": f"all at once, {lengths}",
+        "burst": f"all at once through a server, {lengths}",
         "static": f"a batch of {m.clients:,.0f}, {lengths}",
     }[m.kind]
     texts = [_figures(row.published), _figures(row.predicted)]

@@ -16,7 +16,7 @@ from exaserve.planning.network import crossings
 from exaserve.planning.planner import ClusterPlan
 from exaserve.planning.queueing import KV_WATERMARK
 
-__all__ = ["Term", "explain"]
+__all__ = ["FACTOR_NAMES", "Term", "explain"]
 
 Source = Literal["published", "measured", "fitted", "estimated", "counted", "given"]
 
@@ -112,7 +112,7 @@ def _cache(plan: ClusterPlan, best: Option) -> list[Term]:
     return rows
 
 
-_CONSTANTS = {
+FACTOR_NAMES = {
     "bandwidth": "bandwidth reached",
     "coded_bandwidth": "by weights in the format",
     "experts": "by experts' weights",
@@ -126,8 +126,11 @@ _CONSTANTS = {
     "matrix": "matrix rate reached",
     "plain_matrix": "by 16-bit weights",
     "experts_matrix": "by experts' products",
+    "passes": "passes of activations",
+    "expert_passes": "passes of experts' inputs",
     "overlap": "not hidden",
     "sequence_s": "a sequence besides",
+    "stream_s": "a streamed token besides",
     "attention": "bandwidth of the cache",
     "attention_matrix": "matrix rate of attention",
     "prompt_s": "prompt, a layer",
@@ -156,11 +159,13 @@ def _constants(best: Option) -> list[Term]:
         "reduce_s": setup.tp == 1,
         "link": setup.tp == 1,
     }
-    absent |= dict.fromkeys(("experts", "experts_skew", "moe_s", "experts_matrix", "prompt_moe_s"), not w.moe_layers)
+    absent |= dict.fromkeys(
+        ("experts", "experts_skew", "moe_s", "experts_matrix", "expert_passes", "prompt_moe_s"), not w.moe_layers
+    )
     products = parts(setup)
     values = factors(products, FITTED)
     rows = []
-    for attribute, label in _CONSTANTS.items():
+    for attribute, label in FACTOR_NAMES.items():
         names = products.get(attribute, ())
         if not names or absent.get(attribute):
             continue
