@@ -1,7 +1,7 @@
 #!/usr/bin/env python
 """Fits the constants of the performance model to the table of public measurements.
 
-    python scripts/fit_speed.py             fit, cross-validate, write perfmodel/fitted.py (about 6 minutes)
+    python scripts/fit_speed.py             fit, cross-validate, write perfmodel/fitted.py (under two minutes)
     python scripts/fit_speed.py --check     fail if fitted.py is not what the table gives
 
 :mod:`exaserve.perfmodel.estimation` has the method.
@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from exaserve.perfmodel.confidence import GROUPS_MIN, Errors
-from exaserve.perfmodel.constants import MEANINGS
+from exaserve.perfmodel.constants import meaning_of
 from exaserve.perfmodel.estimation import Estimator, error_table
 from exaserve.perfmodel.fitted import FITTED
 from exaserve.perfmodel.measured import FIT, parse_measurements
@@ -72,7 +72,7 @@ def _lines(values: Mapping[str, float], errors: Mapping[str, Mapping[str, Errors
     yield HEADER
     yield 'FITTED: Mapping[str, float] = parse_constants("""\n'
     for name, value in sorted(values.items()):
-        meaning = MEANINGS[name.split("/")[0]]
+        meaning = meaning_of(name)
         if abs(np.log(value / meaning.expected)) > MOVED_MIN * meaning.spread:
             yield f"{name} {value:.3g}\n"
     yield '""")\n\n'

@@ -20,10 +20,10 @@ from exaserve.models import model_from_name
 from exaserve.models.architecture import Architecture
 from exaserve.perfmodel import Calibration, EngineProfile, find_hardware
 from exaserve.perfmodel.confidence import Interval
-from exaserve.perfmodel.constants import MEANINGS, SpeedSetup, factors, parts, release_of
+from exaserve.perfmodel.constants import SpeedSetup, factors, meaning_of, parts, setup_of, used_parts
 from exaserve.perfmodel.fitted import FITTED
 from exaserve.perfmodel.nearest import Evidence, evidence
-from exaserve.perfmodel.work import kernel_of, work_of
+from exaserve.perfmodel.work import work_of
 from exaserve.planning.certainty import Certainty, certainty_like
 from exaserve.report import number
 
@@ -157,29 +157,23 @@ def _said(found: Calibration, path: str) -> str:
 
 def _predicted(config: EmulatorConfig) -> tuple[Architecture, Certainty, Evidence]:
     card, arch = find_hardware(config.hardware), model_from_name(config.model, config.precision)
-    setup = SpeedSetup(card, config.engine, release_of(config.engine), kernel_of(arch.fmt.name), config.tp)
+    setup = setup_of(card, arch, config.tp, engine=config.engine)
     rows, sources = load_measurements()
     return arch, certainty_like(setup, bool(arch.facts.experts)), evidence(rows, sources, setup, arch, LOAD)
 
 
 def _constants(setup: SpeedSetup, arch: Architecture) -> list[tuple[str, float, list[str]]]:
     """Factors that this replica's times depend on, each with the constants that it is the product of."""
-    work = work_of(arch, setup.tp)
-    out = {"accepted", "ranks_wait"}  # speculation and data parallel attention are not emulated
-    out |= set() if setup.tp > 1 else {"reduce_s", "link"}
-    out |= set() if work.moe_layers else {"experts", "experts_skew", "experts_matrix", "moe_s", "prompt_moe_s"}
-    out |= set() if work.mla_layers else {"mla_s"}
-    out |= set() if work.state_layers else {"state_s"}
-    products = parts(setup)
-    values = dataclasses.asdict(factors(products, FITTED))
-    return [(name, values[name], list(names)) for name, names in products.items() if name not in out]
+    products = used_parts(setup, work_of(arch, setup.tp))
+    products.pop("ranks_wait")  # attention in ranks of their own is not emulated
+    values = dataclasses.asdict(factors(parts(setup), FITTED))
+    return [(name, values[name], list(names)) for name, names in products.items()]
 
 
 def _show_constants(console: Console, setup: SpeedSetup, constants: list[tuple[str, float, list[str]]]) -> None:
     columns = (Column("", left=True), Column("value"), Column("product of", 1, left=True, wrap=True),
                Column("meaning", 2, left=True, wrap=True))  # fmt: skip
     rows: list[list[Cell]] = [
-        [name, number(value), " x ".join(names), MEANINGS[names[0].split("/", 1)[0]].text if names else ""]
-        for name, value, names in constants
+        [name, number(value), " x ".join(names), meaning_of(names[0]).text] for name, value, names in constants
     ]
     print_table(console, f"Constants: {setup.engine}, releases from {setup.release}", columns, rows)

@@ -14,7 +14,6 @@ from exaserve.domain.errors import ConfigError
 from exaserve.models import blocks
 from exaserve.models.facts import Facts
 from exaserve.models.formats import WeightFormat
-from exaserve.models.shape import ModelShape
 from exaserve.models.tensors import Layer, Tensor
 from exaserve.models.vision import vision_parameters
 
@@ -78,35 +77,6 @@ class Architecture:
     def is_hybrid(self) -> bool:
         kinds = {cache.kind for layer in self.layers for cache in layer.caches}
         return len(kinds) > 1
-
-    def shape(self) -> ModelShape:
-        """For :mod:`exaserve.perfmodel`."""
-        f = self.facts
-        caches = [layer.caches[0] for layer in self.layers if layer.caches]
-        sliding = [c for c in caches if c.kind in ("sliding", "chunked")]
-        # A layer that reads another's cache reads as much as one with its own.
-        windowed = sum(1 for layer in self.layers if layer.kind in ("sliding", "chunked"))
-        states = sum(1 for c in caches if c.kind == "state")
-        mla_values = next((c.width for c in caches if c.kind == "mla"), 0)
-        return ModelShape(
-            name=f.name,
-            params_b=self.parameters / 1e9,
-            active_b=self.active_parameters / 1e9,
-            layers=len(self.layers),
-            hidden=f.hidden,
-            heads=f.heads,
-            kv_heads=f.kv_heads,
-            head_dim=f.head_dim,
-            vocab=f.vocab,
-            context=f.context,
-            experts=f.experts,
-            experts_per_token=f.top_k,
-            mla_values=mla_values,
-            # A state costs a token nothing to read: for step times it is like a layer with a window.
-            sliding_layers=windowed + states,
-            window=sliding[0].window if sliding else 0,
-            native=self.fmt.precision,
-        )
 
 
 def _pattern(f: Facts) -> list[str]:

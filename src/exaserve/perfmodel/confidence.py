@@ -70,7 +70,7 @@ class Interval:
 
 def likes(s: SpeedSetup, mixture: bool) -> tuple[str, ...]:
     """Names of the sets that a configuration is in, the most alike first."""
-    card, gen, kind = s.card.slice_of or s.card.name, generation(s.card), "mixture" if mixture else "dense"
+    card, gen, kind = s.card.whole, generation(s.card), "mixture" if mixture else "dense"
     return (
         f"{card}, {s.kernel}, {kind}, {s.engine}",
         f"{card}, {s.kernel}, {kind}",

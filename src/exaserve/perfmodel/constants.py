@@ -14,7 +14,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
+from exaserve.models.architecture import Architecture
 from exaserve.perfmodel.hardware import HARDWARE, Hardware
+from exaserve.perfmodel.work import Work, kernel_of
 
 __all__ = [
     "ENGINE_RELEASES",
@@ -22,12 +24,15 @@ __all__ = [
     "Factors",
     "Meaning",
     "SpeedSetup",
-    "expected",
+    "constant",
     "factors",
     "generation",
+    "meaning_of",
     "parse_constants",
     "parts",
     "release_of",
+    "setup_of",
+    "used_parts",
 ]
 
 
@@ -124,7 +129,7 @@ def release_of(engine: str, version: tuple[int, ...] = ()) -> str:
 
 def generation(card: Hardware) -> str:
     """The architecture of a card, as far as kernels differ by it."""
-    name = card.slice_of or card.name
+    name = card.whole
     if name.startswith("MI"):
         return "cdna4" if name.startswith("MI35") else "cdna3" if name.startswith("MI3") else "cdna2"
     steps = (
@@ -155,6 +160,20 @@ class SpeedSetup:
     tp: int = 1
     whole: bool = False
     drafts: int = 0
+
+
+def setup_of(
+    card: Hardware,
+    arch: Architecture,
+    tp: int = 1,
+    *,
+    whole_experts: bool = False,
+    engine: str = "vllm",
+    version: tuple[int, ...] = (),
+    drafts: int = 0,
+) -> SpeedSetup:
+    """The setup of a replica; arguments as of :func:`exaserve.perfmodel.roofline.engine_profile`."""
+    return SpeedSetup(card, engine, release_of(engine, version), kernel_of(arch.fmt.name), tp, whole_experts, drafts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,7 +211,7 @@ class Factors:
 def parts(s: SpeedSetup) -> dict[str, tuple[str, ...]]:
     """By attribute of :class:`Factors`, the constants that it is the product of."""
     gen, engine, kernel = generation(s.card), s.engine, s.kernel
-    card = s.card.slice_of or s.card.name
+    card = s.card.whole
     bandwidth = (f"bandwidth/{gen}", f"bandwidth-card/{card}")
     computing: tuple[str, ...] = (
         f"matrix-engine/{engine}",
@@ -241,9 +260,30 @@ def parts(s: SpeedSetup) -> dict[str, tuple[str, ...]]:
     }
 
 
-def expected(name: str) -> float:
-    """What a constant is before anything was measured."""
-    return MEANINGS[name.split("/", 1)[0]].expected
+def used_parts(s: SpeedSetup, w: Work) -> dict[str, tuple[str, ...]]:
+    """Those of :func:`parts` that the times of a replica with such work depend on."""
+    needs = {
+        "coded_bandwidth": w.coded_bytes,
+        "matrix": w.coded_flops,
+        "mla_s": w.mla_layers,
+        "state_s": w.state_layers,
+        "reduce_s": s.tp > 1,
+        "link": s.tp > 1,
+        "accepted": s.drafts,
+    }
+    routed = ("experts", "experts_skew", "moe_s", "experts_matrix", "expert_passes", "prompt_moe_s")
+    needs |= dict.fromkeys(routed, w.moe_layers)
+    return {attribute: names for attribute, names in parts(s).items() if needs.get(attribute, True)}
+
+
+def meaning_of(name: str) -> Meaning:
+    """What a constant is, by its whole name."""
+    return MEANINGS[name.split("/", 1)[0]]
+
+
+def constant(name: str, values: Mapping[str, float]) -> float:
+    """A constant's value; what ``values`` lacks is as expected."""
+    return values[name] if name in values else meaning_of(name).expected
 
 
 def factors(products: Mapping[str, tuple[str, ...]], values: Mapping[str, float]) -> Factors:
@@ -252,7 +292,7 @@ def factors(products: Mapping[str, tuple[str, ...]], values: Mapping[str, float]
     for attribute, names in products.items():
         product = 1.0
         for name in names:
-            product *= values[name] if name in values else expected(name)
+            product *= constant(name, values)
         out[attribute] = product
     return Factors(**out)
 

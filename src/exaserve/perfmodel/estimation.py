@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from exaserve.perfmodel.confidence import LEVELS, Errors, likes
-from exaserve.perfmodel.constants import MEANINGS
+from exaserve.perfmodel.constants import meaning_of
 from exaserve.perfmodel.measured import Measurement, Predictor
 
 __all__ = ["SCALES", "Estimator", "Published", "error_table", "weighted_quantiles"]
@@ -64,8 +64,8 @@ class Estimator:
         self.names = sorted(set[str]().union(*asked))
         index = {name: k for k, name in enumerate(self.names)}
         self._uses = [sorted(index[name] for name in names) for names in asked]
-        self._expected = np.log([MEANINGS[name.split("/")[0]].expected for name in self.names])
-        self._spread = TRUST * np.array([MEANINGS[name.split("/")[0]].spread for name in self.names])
+        self._expected = np.log([meaning_of(name).expected for name in self.names])
+        self._spread = TRUST * np.array([meaning_of(name).spread for name in self.names])
         self.groups = np.array([self.rows[c.row].group for c in self.cells])
         _, place, sizes = np.unique(self.groups, return_inverse=True, return_counts=True)
         self._weight = sizes[place] ** (GROUP_POWER - 1.0)

@@ -58,6 +58,11 @@ class Hardware:
     share: float = 1.0
 
     @property
+    def whole(self) -> str:
+        """Name of the whole card, of which this may be a MIG slice."""
+        return self.slice_of or self.name
+
+    @property
     def unified(self) -> bool:
         """Whether the host's processes and the accelerator share one memory."""
         return self.name == "GB10"

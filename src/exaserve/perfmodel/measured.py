@@ -22,7 +22,7 @@ from exaserve.domain.errors import ConfigError
 from exaserve.models.architecture import Architecture
 from exaserve.models.catalogue import model_from_name
 from exaserve.perfmodel.closed_loop import closed_loop, offline_tokens_s, static_batch_s
-from exaserve.perfmodel.constants import SpeedSetup, expected, factors, parts, release_of
+from exaserve.perfmodel.constants import SpeedSetup, constant, factors, parts, setup_of
 from exaserve.perfmodel.hardware_names import find_hardware
 from exaserve.perfmodel.profile import EngineProfile
 from exaserve.perfmodel.roofline import cache_tokens, step_times
@@ -164,8 +164,15 @@ class Predictor:
         if place is None:
             arch = self.architecture(m)
             work = work_of(arch, m.tp, m.ep, KV_BYTES[m.kv])
-            release = release_of(m.engine, m.release)
-            setup = SpeedSetup(find_hardware(m.card), m.engine, release, work.kernel, m.tp, m.ep > 1, m.drafts)
+            setup = setup_of(
+                find_hardware(m.card),
+                arch,
+                m.tp,
+                whole_experts=m.ep > 1,
+                engine=m.engine,
+                version=m.release,
+                drafts=m.drafts,
+            )
             # TensorRT-LLM takes nine tenths of what the weights leave, the others leave a tenth of the whole card.
             left = m.engine == "trtllm"
             held = cache_tokens(setup.card, arch, work, m.tp, 1, BUDGET, 256, 1.0 if left else 0.9)
@@ -190,12 +197,10 @@ class Predictor:
         if m.kind == "first":
             out["first"] = p.prefill_s(m.prompt)
             if m.pp > 1:
-                gain = values["pipelined"] if "pipelined" in values else expected("pipelined")
-                out["first"] *= _pipelined(m, gain)
+                out["first"] *= _pipelined(m, constant("pipelined", values))
         elif m.kind == "clients":
-            name = _meeting(m)
-            meeting = values[name] if name in values else expected(name)
-            loop = closed_loop(p, max(1.0, m.clients / m.dp), m.prompt, m.output, meeting)
+            clients = max(1.0, m.clients / m.dp)
+            loop = closed_loop(p, clients, m.prompt, m.output, constant(_meeting(m), values))
             out["token"], out["first"], out["among few"] = loop.token_s, loop.first_s, loop.first_s
         if "offline" in published:
             requests = m.clients / m.dp if m.clients > 0.0 else math.inf

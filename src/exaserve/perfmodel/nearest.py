@@ -76,7 +76,7 @@ def evidence(
     """
     predictor = Predictor()
     kept = [m for m in rows if m.use == FIT]
-    card = setup.card.slice_of or setup.card.name
+    card = setup.card.whole
     mixture = bool(arch.facts.experts)
     same = [m for m in kept if m.card == card]
     alike = [m for m in same if kernel_of(m.format) == setup.kernel and predictor.is_mixture(m) == mixture]
@@ -105,7 +105,7 @@ def _doubles(one: float, other: float) -> float:
 def _distance(m: Measurement, setup: SpeedSetup, arch: Architecture, predictor: Predictor) -> float:
     card, kernel = find_hardware(m.card), kernel_of(m.format)
     away = 0.0
-    if card.name != (setup.card.slice_of or setup.card.name):
+    if card.name != setup.card.whole:
         away += _OTHER_CARD + (_OTHER_GENERATION if generation(card) != generation(setup.card) else 0.0)
         away += _PER_DOUBLE_SIZE * _doubles(card.bandwidth_gb_s, setup.card.bandwidth_gb_s)
     if kernel != setup.kernel:

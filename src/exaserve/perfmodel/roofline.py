@@ -23,7 +23,7 @@ from exaserve.domain.names import nearest
 from exaserve.models.architecture import Architecture
 from exaserve.models.catalogue import model_from_name
 from exaserve.models.formats import named_format
-from exaserve.perfmodel.constants import Factors, SpeedSetup, factors, parts, release_of
+from exaserve.perfmodel.constants import Factors, factors, parts, setup_of
 from exaserve.perfmodel.fitted import FITTED
 from exaserve.perfmodel.hardware import Hardware
 from exaserve.perfmodel.hardware_names import find_hardware
@@ -117,7 +117,7 @@ def step_times(
 
 def weight_gib(w: Work, pp: int) -> float:
     """Weights of the fullest rank, GiB."""
-    return (w.plain_bytes + w.coded_bytes + w.expert_bytes) * math.ceil(w.layers / pp) / w.layers / GIB
+    return w.weight_bytes * math.ceil(w.layers / pp) / w.layers / GIB
 
 
 def cache_tokens(
@@ -163,7 +163,7 @@ def engine_profile(
         engine: one of :data:`~exaserve.perfmodel.constants.ENGINE_RELEASES`. version: its numbers, () for the newest.
     """
     work = work_of(arch, tp, tp if whole_experts else 1, KV_BYTES[kv_precision])
-    setup = SpeedSetup(card, engine, release_of(engine, version), work.kernel, tp, whole_experts)
+    setup = setup_of(card, arch, tp, whole_experts=whole_experts, engine=engine, version=version)
     return replace(
         step_times(card, work, factors(parts(setup), FITTED), tp, pp),
         kv_tokens_max=kv_tokens,
@@ -172,7 +172,7 @@ def engine_profile(
         token_budget=token_budget,
         max_model_len=max_model_len,
         block_size=block_size,
-        load_s=20.0 + (work.plain_bytes + work.coded_bytes + work.expert_bytes) * tp / 2e9,
+        load_s=20.0 + work.weight_bytes * tp / 2e9,
     )
 
 

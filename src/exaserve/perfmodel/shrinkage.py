@@ -20,12 +20,11 @@ from numpy.typing import NDArray
 
 from exaserve.models.architecture import Architecture
 from exaserve.perfmodel.confidence import interval, likes
-from exaserve.perfmodel.constants import SpeedSetup, release_of
+from exaserve.perfmodel.constants import setup_of
 from exaserve.perfmodel.fitted import ERRORS
 from exaserve.perfmodel.fitting import DecodePoint, PrefillPoint
 from exaserve.perfmodel.hardware import Hardware
 from exaserve.perfmodel.profile import EngineProfile
-from exaserve.perfmodel.work import work_of
 
 __all__ = ["TERMS", "Posterior", "Prior", "posterior", "prior_of", "scaled"]
 
@@ -92,10 +91,8 @@ def prior_of(
 ) -> Prior:
     """What the performance model predicts of a replica, as a prior; arguments as of
     :func:`exaserve.perfmodel.roofline.engine_profile`, which made ``profile``."""
-    work = work_of(arch, tp, tp if whole_experts else 1)
-    sets = likes(
-        SpeedSetup(card, engine, release_of(engine, version), work.kernel, tp, whole_experts), bool(arch.facts.experts)
-    )
+    setup = setup_of(card, arch, tp, whole_experts=whole_experts, engine=engine, version=version)
+    sets = likes(setup, bool(arch.facts.experts))
     token, first = interval(ERRORS, "token", sets), interval(ERRORS, "first", sets)
     spreads = [min(SPREAD_MAX, math.log(each.high / each.low) / TAILS) for each in (token, first)]
     return Prior(profile, spreads[0], spreads[1], token.rows, token.groups, token.like)

@@ -81,6 +81,11 @@ class Work:
     dispatch_bytes: float
     activation_bytes: float
 
+    @property
+    def weight_bytes(self) -> float:
+        """All weights but the embedding, bytes."""
+        return self.plain_bytes + self.coded_bytes + self.expert_bytes
+
 
 def work_of(arch: Architecture, tp: int = 1, ep: int = 1, kv_bytes: float = 2.0) -> Work:
     """Counts the work.

@@ -14,9 +14,8 @@ from dataclasses import dataclass, replace
 from exaserve.domain.errors import ConfigError
 from exaserve.perfmodel import EngineProfile
 from exaserve.perfmodel.confidence import GROUPS_MIN, LEVELS, Interval, interval, likes
-from exaserve.perfmodel.constants import SpeedSetup, generation, release_of
+from exaserve.perfmodel.constants import SpeedSetup, generation, setup_of
 from exaserve.perfmodel.fitted import ERRORS
-from exaserve.perfmodel.work import kernel_of
 from exaserve.planning.demand import TrafficDemand
 from exaserve.planning.memory import MemoryRequest
 from exaserve.planning.queueing import saturation, waiting
@@ -102,8 +101,7 @@ class Certainty:
     @property
     def about(self) -> str:
         """What was planned, as its likes are named."""
-        kind = "mixture" if self.mixture else "dense"
-        return ", ".join((self.setup.card.slice_of or self.setup.card.name, self.setup.kernel, kind, self.setup.engine))
+        return likes(self.setup, self.mixture)[0]
 
     @property
     def says(self) -> tuple[str, ...]:
@@ -147,14 +145,7 @@ def _says(c: Certainty, what: str, i: Interval) -> str:
 def certainty_of(r: MemoryRequest, confidence: float = CONFIDENCE) -> Certainty:
     """The errors of a replica that is started so."""
     version, p = r.version, r.placement
-    setup = SpeedSetup(
-        card=r.hardware,
-        engine=version.name,
-        release=release_of(version.name, version.numbers),
-        kernel=kernel_of(r.arch.fmt.name),
-        tp=p.tp,
-        whole=p.ep,
-    )
+    setup = setup_of(r.hardware, r.arch, p.tp, whole_experts=p.ep, engine=version.name, version=version.numbers)
     return certainty_like(setup, bool(r.arch.facts.experts), confidence)
 
 

@@ -53,7 +53,7 @@ class Prices:
         """Per card and hour, and where the figure comes from."""
         if hardware.name in self.card_hour:
             return self.card_hour[hardware.name], "given"
-        whole = hardware.slice_of or hardware.name
+        whole = hardware.whole
         if whole in self.card_hour:
             return self.card_hour[whole] * hardware.share, "given"
         if whole in CARD_HOUR_USD:

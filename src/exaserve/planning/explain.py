@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from exaserve.perfmodel.constants import MEANINGS, expected, factors, parts
+from exaserve.perfmodel.constants import factors, meaning_of, parts, used_parts
 from exaserve.perfmodel.fitted import FITTED
 from exaserve.perfmodel.fitting import Estimate
 from exaserve.perfmodel.work import Work, work_of
@@ -151,28 +151,17 @@ def _constants(best: Option) -> list[Term]:
     if best.certainty is None:
         return []
     setup, w = best.certainty.setup, _work(best)
-    absent = {
-        "coded_bandwidth": not w.coded_bytes,
-        "matrix": not w.coded_flops,
-        "mla_s": not w.mla_layers,
-        "state_s": not w.state_layers,
-        "reduce_s": setup.tp == 1,
-        "link": setup.tp == 1,
-    }
-    absent |= dict.fromkeys(
-        ("experts", "experts_skew", "moe_s", "experts_matrix", "expert_passes", "prompt_moe_s"), not w.moe_layers
-    )
-    products = parts(setup)
-    values = factors(products, FITTED)
+    products = used_parts(setup, w)
+    values = factors(parts(setup), FITTED)
     rows = []
     for attribute, label in FACTOR_NAMES.items():
         names = products.get(attribute, ())
-        if not names or absent.get(attribute):
+        if not names:
             continue
         value = getattr(values, attribute)
         text = _short(value) if attribute.endswith("_s") else f"{value:.3g}"
         known = [f"{name} {_constant(name)}" for name in names if name in FITTED] or [f"{names[0]}: as expected"]
-        how = f"{MEANINGS[names[0].split('/', 1)[0]].text}: {' x '.join(known)}"
+        how = f"{meaning_of(names[0]).text}: {' x '.join(known)}"
         source: Source = "fitted" if any(name in FITTED for name in names) else "estimated"
         rows.append(Term("speed constants", label, text, how, source))
     return rows
@@ -181,7 +170,7 @@ def _constants(best: Option) -> list[Term]:
 def _constant(name: str) -> str:
     value = FITTED[name]
     # Constants in seconds are small ones; all others are shares and factors.
-    return _short(value) if expected(name) < 0.05 else f"{value:.3g}"
+    return _short(value) if meaning_of(name).expected < 0.05 else f"{value:.3g}"
 
 
 def _short(time_s: float) -> str:

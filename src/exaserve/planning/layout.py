@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass, replace
 
 from exaserve.perfmodel import Calibration, EngineProfile, engine_profile
+from exaserve.perfmodel.roofline import KV_TOKENS_MAX
 from exaserve.perfmodel.shrinkage import prior_of
 from exaserve.planning.certainty import Certainty, certainty_of
 from exaserve.planning.cost import Cost, cost_of
@@ -21,8 +22,6 @@ __all__ = ["Count", "Option", "bubble", "candidates", "evaluate", "profile_of"]
 STAGES_MAX = 16
 STAGES_WELL = 8
 """Pipeline stages: at most 16; above 8 the bubble and the hand-overs cost more than they give."""
-
-KV_TOKENS_PLANNED_MAX = 16_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +87,7 @@ def profile_of(
     """
     asked = memory.request
     limits = asked.limits
-    tokens = min(memory.tokens, KV_TOKENS_PLANNED_MAX)
+    tokens = min(memory.tokens, KV_TOKENS_MAX)
     seqs = max(1, min(limits.seqs, limits.tokens))
     made = engine_profile(
         asked.hardware,
