@@ -6,7 +6,7 @@ SHELL := /bin/bash
 VENV := .venv
 BIN := $(VENV)/bin
 PYTEST_WORKERS ?= 2
-PURE := $(wildcard $(addprefix src/exaserve/,domain models scheduling health perfmodel planning preflight report serving workload))
+PURE := $(wildcard $(addprefix src/exaserve/,domain models scheduling health perfmodel planning preflight report serving control workload))
 
 .PHONY: help setup demo test test-compiled check format bench-path bench-gateway bench-simulate bench-bringup bench-telemetry bench-loss bench-fidelity clean
 

@@ -23,6 +23,7 @@ PURE = (
     "planning",
     "preflight",
     "report",
+    "control",
     "serving",
     "workload",
 )

@@ -10,6 +10,7 @@ from typing import Literal
 import msgspec
 
 from exaserve.config.convert import Limits, Schema
+from exaserve.config.guard import AuthMode, AuthSettings, UsageSettings
 from exaserve.config.settings import (
     AgentSettings,
     ClientLimits,
@@ -20,6 +21,7 @@ from exaserve.config.settings import (
 )
 from exaserve.config.sources import DiscoverySettings, FileSettings
 from exaserve.config.urls import join_address, replica_from_url
+from exaserve.control.records import LimitRule, Price
 from exaserve.domain.replica import ReplicaId, ReplicaSpec
 from exaserve.health import HealthConfig
 from exaserve.scheduling.config import AdmissionConfig, SchedulerConfig
@@ -221,6 +223,10 @@ class ClusterFile(Pool, frozen=True, kw_only=True):
         nodes: how many, all on this machine, or a list with names and addresses.
         accelerators_per_node: cards of each node, 0 where not known; then 8 are assumed.
         pools: several models or kinds of replicas; then no pool's keys stand at the top.
+        auth: who may use the endpoint: ``keys``, ``open``, or a mapping.
+        limits: how much may be used, beside what keys and tenants have of their own.
+        prices: what models cost, by name or pattern.
+        usage: where finished requests are written down.
     """
 
     nodes: int | tuple[NodeEntry, ...] = 1
@@ -234,6 +240,10 @@ class ClusterFile(Pool, frozen=True, kw_only=True):
     agents: AgentSettings = AgentSettings()
     network: NetworkSettings = NetworkSettings()
     discovery: DiscoverySettings = DiscoverySettings()
+    auth: AuthMode | AuthSettings = AuthSettings()
+    limits: tuple[LimitRule, ...] = ()
+    prices: dict[str, Price] = {}
+    usage: UsageSettings = UsageSettings()
 
 
 class Cluster(msgspec.Struct, frozen=True, kw_only=True):
@@ -250,6 +260,10 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True):
     agents: AgentSettings = AgentSettings()
     network: NetworkSettings = NetworkSettings()
     discovery: DiscoverySettings = DiscoverySettings()
+    auth: AuthSettings = AuthSettings()
+    limits: tuple[LimitRule, ...] = ()
+    prices: dict[str, Price] = {}
+    usage: UsageSettings = UsageSettings()
 
     def replicas(self) -> tuple[ReplicaSpec, ...]:
         """Every replica of the file: those it names, and those that its pools start on its nodes."""

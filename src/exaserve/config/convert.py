@@ -359,6 +359,8 @@ def _takes(kind: Any, value: Any) -> bool:
 def _name(kind: Any) -> str:
     if is_record(kind):
         return "a mapping"
+    if typing.get_origin(kind) is Literal:
+        return "one of " + ", ".join(map(str, typing.get_args(kind)))
     return {int: "a whole number", float: "a number", bool: "true or false", str: "text"}.get(kind, "a list")
 
 

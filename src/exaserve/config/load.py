@@ -12,6 +12,7 @@ from exaserve.config.checks import check_file
 from exaserve.config.cluster import SCHEMA, Cluster, ClusterFile, NodeEntry, Pool
 from exaserve.config.convert import Reader
 from exaserve.config.document import TEXT_BYTES_MAX, Item, Problem, parse_document
+from exaserve.config.guard import AuthSettings
 from exaserve.config.pool_checks import problem_at
 from exaserve.config.profile import profile_remarks, with_profile, with_weights
 from exaserve.config.spellings import own_spellings
@@ -137,6 +138,10 @@ def _normal(file: ClusterFile, given: dict[str, Item]) -> Cluster:
         agents=file.agents,
         network=file.network,
         discovery=file.discovery,
+        auth=AuthSettings(mode=file.auth) if isinstance(file.auth, str) else file.auth,
+        limits=file.limits,
+        prices=file.prices,
+        usage=file.usage,
     )
 
 

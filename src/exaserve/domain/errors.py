@@ -7,6 +7,10 @@
     ├── ClientError                   client     400     no
     │   ├── BadFraming                client     400     no      (connection closes)
     │   ├── InvalidBody               client     400     no
+    │   ├── Unauthorized              client     401     no
+    │   ├── Forbidden                 client     403     no
+    │   ├── RateLimited               client     429     no
+    │   ├── QuotaExhausted            client     429     no
     │   ├── ModelNotFound             client     404     no
     │   ├── RouteNotFound             client     404     no
     │   ├── MethodNotAllowed          client     405     no
@@ -45,6 +49,7 @@ __all__ = [
     "DeadlineExceeded",
     "ExaServeError",
     "Fault",
+    "Forbidden",
     "HeadersTooLarge",
     "InvalidBody",
     "InvalidResponse",
@@ -53,12 +58,15 @@ __all__ = [
     "NoReplicaReady",
     "QueueFull",
     "QueueTimeout",
+    "QuotaExhausted",
+    "RateLimited",
     "ReceivingTooMuch",
     "ReplicaError",
     "ReplicaTimeout",
     "RouteNotFound",
     "ShuttingDown",
     "SlowClient",
+    "Unauthorized",
     "UnsupportedEncoding",
 ]
 
@@ -111,6 +119,34 @@ class BadFraming(ClientError):
 
 class InvalidBody(ClientError):
     code = "invalid_body"
+
+
+class Unauthorized(ClientError):
+    status = 401
+    code = "invalid_api_key"
+    type = "authentication_error"
+
+
+class Forbidden(ClientError):
+    status = 403
+    code = "not_allowed"
+    type = "permission_error"
+
+
+class RateLimited(ClientError):
+    """More than may be used now; later it can be."""
+
+    status = 429
+    code = "rate_limit_exceeded"
+    type = "rate_limit_error"
+
+
+class QuotaExhausted(ClientError):
+    """What may be used in this day or month is used up: asking again soon does not help."""
+
+    status = 429
+    code = "insufficient_quota"
+    type = "insufficient_quota"
 
 
 class ModelNotFound(ClientError):

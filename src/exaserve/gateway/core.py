@@ -13,6 +13,8 @@ from httptools import HttpRequestParser
 
 from exaserve.config.settings import GatewaySettings
 from exaserve.domain.request import RequestFacts
+from exaserve.gateway.guard.grants import Grant
+from exaserve.gateway.guard.guard import Guard
 from exaserve.gateway.http.inspect import inspect
 from exaserve.gateway.http.kept import KeptResponses
 from exaserve.gateway.http.local_answers import Cors, answer, error_answer, json_answer, models_body, preflight
@@ -36,6 +38,8 @@ class Core:
         dispatcher: requests under way, and what decides about them.
         pool: connections to replicas.
         kept: where stored responses are.
+        guard: asks each request for a key; None where nobody is asked.
+        engine_line: the header line with the engines' own key, with its CRLF before it; b"" where they want none.
         access: takes a line for each request that has ended, where the operator wants that.
         marked_streams: model and path of which streams are known to end with a mark, so that one without it was cut.
     """
@@ -70,6 +74,8 @@ class Core:
         self.receiving = Receiving(settings.limits.receiving_bytes_max)
         self.marked_streams: set[tuple[str, str]] = set()
         self.kept = KeptResponses()
+        self.guard: Guard | None = None
+        self.engine_line = b""
         self.access: Callable[[str], None] | None = None
         self.stopping = False
         self._ids = itertools.count()
@@ -97,8 +103,8 @@ class Core:
             facts.model = names[0] if names else ""
         return facts
 
-    def answer(self, request: Request, route: Route) -> bytes:
-        """The gateway's own pages."""
+    def answer(self, request: Request, route: Route, grant: Grant | None = None) -> bytes:
+        """The gateway's own pages, as the bearer of ``grant`` may see them."""
         keep_alive = request.keep_alive and not self.stopping
         kind = route.kind
         if kind is Kind.OPTIONS:
@@ -118,7 +124,7 @@ class Core:
             status = 200 if ready else 503
             value = {"ready": bool(ready), "stopping": self.stopping, "models": list(ready)}
         elif kind is Kind.MODELS:
-            models = self.scheduler.models()
+            models = tuple(name for name in self.scheduler.models() if grant is None or grant.allows(name))
             value = models_body(models, self.fleet.cards())
             if route.resource:
                 name = unquote(route.resource)

@@ -14,7 +14,7 @@ from exaserve.gateway.http.exchange import Exchange
 from exaserve.gateway.http.inspect import inspect
 from exaserve.gateway.http.local_answers import CONTINUE, error_answer
 from exaserve.gateway.http.parse import BODY, HEAD, IDLE, Request, RequestReader
-from exaserve.gateway.http.routes import Dialect, Kind, resolve
+from exaserve.gateway.http.routes import Dialect, Kind, is_guarded, resolve
 
 __all__ = ["ClientConnection", "Clients"]
 
@@ -151,20 +151,28 @@ class ClientConnection(ClientWriter):
             if request.error is not None:
                 self._refuse(request, request.error, dialect)
                 return
+            guard = core.guard
+            asks = guard is not None and is_guarded(request.method, request.target)
+            grant = guard.grant(request) if asks and guard is not None else None
             route = resolve(request.method, request.target)
             dialect = route.dialect
+            if grant is not None:
+                grant.require_route(route)
             json = route.kind is Kind.JSON
             facts = inspect(request, route, core.scheduler, core.kept) if json else core.facts(request, route)
+            if grant is not None and facts is not None:
+                grant.require_model(facts.model)
+                facts.tenant, facts.priority = grant.tenant, grant.priority
         except ClientError as error:
             self._refuse(request, error, dialect)
             return
         if facts is None:
-            self._finish(request, core.answer(request, route))
+            self._finish(request, core.answer(request, route, grant))
             return
         if core.stopping:
             request.keep_alive = False
         self.deadline = inf
-        exchange = self.exchange = Exchange(core, self, request, route, facts)
+        exchange = self.exchange = Exchange(core, self, request, route, facts, grant)
         exchange.start(core.clock())
 
     def _refuse(self, request: Request, error: ExaServeError, dialect: Dialect) -> None:

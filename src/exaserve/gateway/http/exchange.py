@@ -15,10 +15,10 @@ from exaserve.domain.errors import ConnectFailed, ModelNotFound, ReplicaError
 from exaserve.domain.replica import ReplicaId
 from exaserve.domain.request import Outcome, RequestFacts
 from exaserve.gateway.core import Core
+from exaserve.gateway.guard.grants import Grant
 from exaserve.gateway.http.client_writer import ClientWriter
 from exaserve.gateway.http.event_stream import DONE_MARK
 from exaserve.gateway.http.local_answers import chunk, error_answer, error_event
-from exaserve.gateway.http.message_head import header
 from exaserve.gateway.http.parse import Request
 from exaserve.gateway.http.routes import Route
 from exaserve.gateway.http.upstream import Endpoint, UpstreamConnection
@@ -52,12 +52,14 @@ class Exchange(Journey):
         request: Request,
         route: Route,
         facts: RequestFacts,
+        grant: Grant | None = None,
     ) -> None:
         Journey.__init__(self, core.dispatcher, facts, len(request.body))
         self._core = core
         self.client = client
         self.request = request
         self.route = route
+        self.grant = grant
         self.request_id = request.request_id or core.new_request_id()
 
     # ---- what the journey asks for ------------------------------------------------------------------------------
@@ -87,7 +89,7 @@ class Exchange(Journey):
             self._over(now)
 
     def tenant(self) -> str:
-        key = header(self.request.head, b"authorization") or header(self.request.head, b"x-api-key")
+        key = self.request.credential if self.grant is None else b""
         # Fairness needs to tell tenants apart, not to know their keys.
         return blake2b(key, digest_size=8).hexdigest() if key else self.facts.tenant
 
@@ -145,6 +147,9 @@ class Exchange(Journey):
         if self.route.passed != request.target:
             head = b"%b %b HTTP/1.1%b" % (request.method, self.route.passed, head[head.find(b"HTTP/1.1") + 8 :])
         endpoint = upstream.endpoint
+        core = self._core
+        # A client's key for the gateway is not the engines' business.
+        head += request.credentials if core.guard is None else core.engine_line
         if body or request.method == b"POST":
             head = b"%b%bContent-Length: %d\r\nx-request-id: %b\r\n\r\n" % (
                 head,

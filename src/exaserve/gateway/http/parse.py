@@ -43,6 +43,8 @@ class Request:
         noted: any of the following is set.
         session, request_id, origin, priority, deadline: values of headers that the gateway itself understands, b""
             where absent.
+        credential: the API key or token, b"" where there is none; credentials: the header lines that carry it, each
+            with its CRLF before it. They are not in ``head``.
     """
 
     method: bytes = b""
@@ -64,6 +66,8 @@ class Request:
     origin: bytes = b""
     priority: bytes = b""
     deadline: bytes = b""
+    credential: bytes = b""
+    credentials: bytes = b""
 
     def __init__(self) -> None:
         self.lines: list[bytes] = []
@@ -71,7 +75,9 @@ class Request:
 
 
 _PLAIN, _HOST, _LENGTH, _CODING, _CONNECTION, _DROP, _EXPECT, _UPGRADE = range(8)
-_SESSION, _REQUEST_ID, _ORIGIN, _PRIORITY, _DEADLINE = range(8, 13)
+_SESSION, _REQUEST_ID, _ORIGIN, _PRIORITY, _DEADLINE, _BEARER, _API_KEY = range(8, 15)
+_UNPASSED = frozenset({_REQUEST_ID, _BEARER, _API_KEY})
+"""Noted, and said to the replica in another way or not at all."""
 
 _KINDS: dict[bytes, int] = {
     b"host": _HOST,
@@ -85,6 +91,9 @@ _KINDS: dict[bytes, int] = {
     b"origin": _ORIGIN,
     b"x-priority": _PRIORITY,
     b"x-exaserve-deadline-ms": _DEADLINE,
+    b"authorization": _BEARER,
+    b"x-api-key": _API_KEY,
+    b"api-key": _API_KEY,
     # hop by hop (RFC 9110 7.6.1): meant for us, not for the replica
     b"keep-alive": _DROP,
     b"proxy-connection": _DROP,
@@ -233,6 +242,7 @@ class RequestReader:
         if like.noted:
             request.session, request.request_id, request.origin = like.session, like.request_id, like.origin
             request.priority, request.deadline = like.priority, like.deadline
+            request.credential, request.credentials = like.credential, like.credentials
         if length:
             request.length = length
             request.body = data[end + 4 :]
@@ -254,8 +264,8 @@ class RequestReader:
                 return None
             elif kind >= _SESSION:
                 request.noted = True
-                self._note(request, kind, value)
-                if kind != _REQUEST_ID:
+                self._note(request, kind, name, value)
+                if kind not in _UNPASSED:
                     parts[at + 2] = b"\r\n%b: %b%b" % (name, value, parts[at + 2])
         request.head = b"".join(parts[::3])
         words = request.head.split(b"\r\n", 1)[0].split(b" ")
@@ -387,12 +397,12 @@ class RequestReader:
         elif kind == _UPGRADE:
             request.upgrade = True
         elif kind != _DROP:
-            self._note(request, kind, value)
-            if kind != _REQUEST_ID:
+            self._note(request, kind, name, value)
+            if kind not in _UNPASSED:
                 request.lines += (name, b": ", value, b"\r\n")
 
     @staticmethod
-    def _note(request: Request, kind: int, value: bytes) -> None:
+    def _note(request: Request, kind: int, name: bytes, value: bytes) -> None:
         """A header that the gateway understands and that says nothing about framing."""
         if kind == _REQUEST_ID:
             request.request_id = value
@@ -404,6 +414,12 @@ class RequestReader:
             request.priority = value
         elif kind == _DEADLINE:
             request.deadline = value
+        else:
+            request.credentials += b"\r\n%b: %b" % (name, value)
+            if kind == _BEARER:
+                value = value[7:].strip() if value[:7].lower() == b"bearer " else b""
+            if value and (kind == _BEARER or not request.credential):
+                request.credential = value
 
     def _head_size(self) -> int:
         request = self._request

@@ -15,7 +15,7 @@ from enum import Enum
 
 from exaserve.domain.errors import BadFraming, MethodNotAllowed, RouteNotFound
 
-__all__ = ["Dialect", "Kind", "Route", "resolve"]
+__all__ = ["Dialect", "Kind", "Route", "is_guarded", "resolve"]
 
 
 class Kind(Enum):
@@ -93,6 +93,14 @@ def resolve(method: bytes, target: bytes) -> Route:
     """
     route = _COMMON.get((method, target))
     return route if route is not None else _resolve(method, target)
+
+
+def is_guarded(method: bytes, target: bytes) -> bool:
+    """Whether a key is asked for, where any is: load balancers and browsers' preflights have none."""
+    if method == b"POST":
+        return True
+    path = _origin_form(target).partition(b"?")[0].rstrip(b"/")
+    return method != b"OPTIONS" and path not in (b"/health", b"/ready")
 
 
 def _resolve(method: bytes, target: bytes) -> Route:

@@ -1,0 +1,53 @@
+"""Which key a secret is: a look-up by keyed hash. Pure."""
+
+from __future__ import annotations
+
+import hmac
+from collections.abc import Iterable, Mapping
+
+from exaserve.control.records import ApiKey, Tenant
+
+__all__ = ["Keybook", "digest_of"]
+
+
+def digest_of(cluster_secret: bytes, text: bytes) -> str:
+    """What is stored of a secret ``text``: it does not give the text away, nor lets one try texts without the key."""
+    return hmac.digest(cluster_secret, b"exaserve key\n" + text, "sha256").hex()
+
+
+class Keybook:
+    """All keys and tenants as they are at one time; a change makes a new book.
+
+    Args:
+        keys: revoked and expired ones may be among them.
+        tenants: a key's tenant need not be among them: it then has no bounds of its own.
+        secrets: cluster secrets by id.
+    """
+
+    def __init__(self, keys: Iterable[ApiKey], tenants: Iterable[Tenant], secrets: Mapping[str, bytes]) -> None:
+        self.tenants = {tenant.name: tenant for tenant in tenants}
+        self.keys = {key.id: key for key in keys}
+        self._secrets = dict(secrets)
+        self._by_digest: dict[str, tuple[ApiKey, float | None]] = {}
+        for key in self.keys.values():
+            if not key.revoked:
+                for digest, _, until in key.previous:
+                    self._by_digest[digest] = (key, until)
+                self._by_digest[key.digest] = (key, None)
+
+    def __len__(self) -> int:
+        return len(self._by_digest)
+
+    def find(self, text: bytes, wall_s: float) -> tuple[ApiKey, float | None] | None:
+        """The key whose secret is ``text``, and when it ends (seconds since 1970); None where it is not accepted."""
+        for secret in self._secrets.values():
+            found = self._by_digest.get(digest_of(secret, text))
+            if found is None:
+                continue
+            key, until = found
+            ends = min((at for at in (key.expires_at, until) if at is not None), default=None)
+            tenant = self.tenants.get(key.tenant)
+            if (ends is not None and ends <= wall_s) or (tenant is not None and tenant.disabled):
+                return None
+            return key, ends
+        return None

@@ -1,0 +1,71 @@
+# compiled
+"""What one key may do, prepared once so that a request costs a look-up. No I/O."""
+
+from __future__ import annotations
+
+from fnmatch import fnmatchcase
+from math import inf
+
+from exaserve.control.records import PRIORITIES, ApiKey, Tenant
+from exaserve.domain.errors import Forbidden
+from exaserve.gateway.http.routes import Kind, Route
+
+__all__ = ["Grant"]
+
+_MODELS_MAX = 1024
+"""Names whose answer is remembered; a client may ask for any."""
+
+
+class Grant:
+    """What its bearer may do.
+
+    Attributes:
+        key_id / key_name / tenant: whose it is, for the ledger of use.
+        priority: in the admission queue.
+        may_say: what else it is trusted to say (see :data:`exaserve.control.records.SETTABLE`).
+        ends_at: when it ends, seconds since 1970.
+    """
+
+    __slots__ = ("_allowed", "_inference", "_key", "_models", "_tenant", "ends_at", "key_id", "key_name", "may_say",
+                 "priority", "routes", "tenant")  # fmt: skip
+
+    def __init__(self, key: ApiKey, tenant: Tenant | None, ends_at: float | None) -> None:
+        self._key = key
+        self._tenant = tenant
+        self.key_id = key.id
+        self.key_name = key.name
+        self.tenant = key.tenant
+        self.priority = PRIORITIES[key.priority]
+        self.may_say = frozenset(key.may_say)
+        self.routes = frozenset(key.routes)
+        self.ends_at = inf if ends_at is None else ends_at
+        self._inference = "inference" in self.routes
+        self._models = (key.models, ("*",) if tenant is None else tenant.models)
+        self._allowed: dict[str, bool] = {}
+
+    def allows(self, model: str) -> bool:
+        """Whether it may use ``model``."""
+        known = self._allowed.get(model)
+        if known is None:
+            known = all(any(fnmatchcase(model, pattern) for pattern in patterns) for patterns in self._models)
+            if len(self._allowed) >= _MODELS_MAX:
+                self._allowed.clear()
+            self._allowed[model] = known
+        return known
+
+    def require_route(self, route: Route) -> None:
+        """Raises Forbidden where the key is not for requests of that kind."""
+        kind = route.kind
+        if kind is Kind.JSON or kind is Kind.RESOURCE:
+            if not self._inference:
+                raise Forbidden("This API key is not for inference.")
+        elif kind is Kind.MODELS:
+            if "models" not in self.routes:
+                raise Forbidden("This API key may not list models.")
+        elif kind is Kind.METRICS and "metrics" not in self.routes:
+            raise Forbidden("This API key may not read metrics.")
+
+    def require_model(self, model: str) -> None:
+        """Raises Forbidden, naming the model."""
+        if not self.allows(model):
+            raise Forbidden(f"This API key may not use the model {model[:200]!r}.", param="model")
