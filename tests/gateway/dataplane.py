@@ -65,9 +65,9 @@ class MockTransport:
         self.buffered = 0
         protocol.connection_made(self)
 
-    def write(self, data: bytes) -> None:
+    def write(self, data: bytes | memoryview) -> None:
         assert not self.closed, "written after close"
-        assert isinstance(data, bytes)
+        assert isinstance(data, (bytes, memoryview))
         self.written += data
         self.writes += 1
 

@@ -28,6 +28,7 @@ class Keybook:
         self.tenants = {tenant.name: tenant for tenant in tenants}
         self.keys = {key.id: key for key in keys}
         self._secrets = dict(secrets)
+        self.salting_secret = secrets[min(secrets)] if secrets else b""
         self._by_digest: dict[str, tuple[ApiKey, float | None]] = {}
         for key in self.keys.values():
             if not key.revoked:

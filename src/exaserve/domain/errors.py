@@ -12,6 +12,7 @@
     │   ├── RateLimited               client     429     no
     │   ├── QuotaExhausted            client     429     no
     │   ├── ModelNotFound             client     404     no
+    │   ├── ResponseNotFound          client     404     no
     │   ├── RouteNotFound             client     404     no
     │   ├── MethodNotAllowed          client     405     no
     │   ├── SlowClient                client     408     no      (connection closes)
@@ -63,6 +64,7 @@ __all__ = [
     "ReceivingTooMuch",
     "ReplicaError",
     "ReplicaTimeout",
+    "ResponseNotFound",
     "RouteNotFound",
     "ShuttingDown",
     "SlowClient",
@@ -152,6 +154,14 @@ class QuotaExhausted(ClientError):
 class ModelNotFound(ClientError):
     status = 404
     code = "model_not_found"
+    type = "not_found_error"
+
+
+class ResponseNotFound(ClientError):
+    """A stored response that is not there for who asks."""
+
+    status = 404
+    code = "response_not_found"
     type = "not_found_error"
 
 

@@ -74,6 +74,7 @@ class GenerationJob:
         max_tokens: the client's bound, None where it gave none.
         stop: strings that end the answer.
         echo: whether completions repeat the prompt.
+        salt: requests of another one share no prefix cache with it.
     """
 
     model: str
@@ -88,6 +89,7 @@ class GenerationJob:
     include_usage: bool = False
     continuous_usage: bool = False
     echo: bool = False
+    salt: str = ""
     seed: int = 0
     tool: ToolCall | None = None
     raw: dict[str, Any] = field(default_factory=dict)
@@ -228,6 +230,7 @@ def _model(fields: Fields, limits: ModelLimits) -> str:
 
 def _common(fields: Fields, job: GenerationJob, max_names: tuple[str, ...]) -> GenerationJob:
     job.raw = fields.raw
+    job.salt = fields.string("cache_salt") or ""
     job.n = fields.integer("n", 1) or 1
     if job.n > N_MAX:
         raise BadRequest(f"n must be at most {N_MAX}, got {job.n}.", "n")
@@ -474,5 +477,5 @@ def plan(job: GenerationJob, prompt: bytes, index: int, limits: ModelLimits) -> 
             end = at + len(ended_by.encode("utf-8", "surrogatepass"))
             tokens, reason, whole = -(-end // text.TOKEN_BYTES), FinishReason.STOP, False
             answer = answer[: end if job.include_stop else at]
-    hashes = text.chain(prompt + answer, limits.block_size)
+    hashes = text.chain(prompt + answer, limits.block_size, job.salt)
     return Piece(answer, tokens, reason, hashes, whole=whole, stop=ended_by)

@@ -79,13 +79,13 @@ def natural_length(seed: int, mean: float) -> int:
     return max(1, round(median * math.exp(_SIGMA * NormalDist().inv_cdf(share))))
 
 
-def chain(data: bytes, block_tokens: int) -> list[int]:
+def chain(data: bytes, block_tokens: int, salt: str = "") -> list[int]:
     """Chained hashes of the full blocks of some tokens: equal up to the first block that differs. For one process
     only.
     """
     size = block_tokens * TOKEN_BYTES
     hashes: list[int] = []
-    last = 0
+    last = hash(salt) if salt else 0
     for i in range(0, len(data) - size + 1, size):
         last = hash((last, data[i : i + size]))
         hashes.append(last)

@@ -129,6 +129,7 @@ class Engine:
         accelerators: whether a replica holds accelerators.
         named_adapters: whether it chooses a LoRA adapter by the model's name in a request.
         quantizes: precisions that it makes of 16-bit weights as it loads.
+        salted: routes on which it takes ``cache_salt``, a text that keeps prefix caches of requests apart.
         kv_roles: values of ``kv_role`` with which a replica that has a KV connector answers ordinary requests.
     """
 
@@ -147,6 +148,7 @@ class Engine:
     accelerators: bool = True
     named_adapters: bool = True
     quantizes: tuple[str, ...] = ()
+    salted: tuple[str, ...] = ()
     kv_roles: tuple[str, ...] = ()
 
 

@@ -70,4 +70,5 @@ SGLANG = Engine(
     extras=_extras,
     launch=_launch,
     quantizes=("fp8",),
+    salted=("/v1/chat/completions", "/v1/completions", "/v1/responses"),
 )

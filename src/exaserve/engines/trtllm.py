@@ -2,7 +2,8 @@
 
 ``trtllm-serve`` answers JSON on ``/metrics``. Its exposition is under ``/prometheus/metrics``, with
 ``return_perf_metrics`` only, and its gauges move with ``enable_iter_perf_stats`` only. An adapter is chosen by a field
-of the request, not by the model's name.
+of the request, not by the model's name. It refuses fields that it does not know, and ``cache_salt`` is one of them in
+most releases, so it is not sent.
 """
 
 from __future__ import annotations

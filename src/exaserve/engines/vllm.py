@@ -114,5 +114,6 @@ VLLM = Engine(
     extras=_extras,
     launch=_launch,
     quantizes=("fp8",),
+    salted=("/v1/chat/completions", "/v1/completions", "/v1/responses"),
     kv_roles=("kv_both", "kv_producer", "kv_consumer"),
 )

@@ -94,6 +94,7 @@ class Gateway:
             engine_api_key,
             cluster.agents.interval_s if cluster.agents.enabled else 0.0,
         )
+        self.core.engine_of = self.telemetry.engine
         self.members = Members(self.fleet, self.telemetry, self.core.pool, clock)
         self.probes = Probes(self.fleet, log, self.data_plane.wake, clock, engine_api_key)
         self.peering: Peering | None = None

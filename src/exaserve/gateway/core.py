@@ -12,7 +12,9 @@ from urllib.parse import unquote
 from httptools import HttpRequestParser
 
 from exaserve.config.settings import GatewaySettings
+from exaserve.domain.replica import ReplicaId
 from exaserve.domain.request import RequestFacts
+from exaserve.engines import ENGINES
 from exaserve.gateway.guard.grants import Grant
 from exaserve.gateway.guard.guard import Guard
 from exaserve.gateway.http.inspect import inspect
@@ -30,6 +32,9 @@ from exaserve.serving.fleet import Fleet
 __all__ = ["Core"]
 
 
+_UNKNOWN = ENGINES["vllm"]
+
+
 class Core:
     """See the module's text.
 
@@ -40,6 +45,7 @@ class Core:
         kept: where stored responses are.
         guard: asks each request for a key; None where nobody is asked.
         engine_line: the header line with the engines' own key, with its CRLF before it; b"" where they want none.
+        engine_of: the engine of a replica whose engine was to be found out, "" where it is not known yet.
         access: takes a line for each request that has ended, where the operator wants that.
         marked_streams: model and path of which streams are known to end with a mark, so that one without it was cut.
     """
@@ -76,6 +82,7 @@ class Core:
         self.kept = KeptResponses()
         self.guard: Guard | None = None
         self.engine_line = b""
+        self.engine_of: Callable[[ReplicaId], str] | None = None
         self.access: Callable[[str], None] | None = None
         self.stopping = False
         self._ids = itertools.count()
@@ -92,11 +99,19 @@ class Core:
         """The header line with the request's id, its own or a new one, for answers that no replica gives."""
         return b"x-request-id: %b\r\n" % (request.request_id or self.new_request_id())
 
-    def facts(self, request: Request, route: Route) -> RequestFacts | None:
+    def salted(self, replica: ReplicaId, route: str) -> bool:
+        """Whether requests on ``route`` may be sent to it with a ``cache_salt``. An unknown engine ignores it."""
+        member = self.fleet.member(replica)
+        name = "" if member is None else member.given.engine
+        if name == "auto" and self.engine_of is not None:
+            name = self.engine_of(replica)
+        return route in ENGINES.get(name, _UNKNOWN).salted
+
+    def facts(self, request: Request, route: Route, grant: Grant | None = None) -> RequestFacts | None:
         """Facts of a request for something that a replica keeps, None of one that the gateway answers itself."""
         if route.kind is not Kind.RESOURCE:
             return None
-        facts = inspect(request, route, self.scheduler, self.kept)
+        facts = inspect(request, route, self.scheduler, self.kept, grant)
         if not facts.model:
             # What the path names is kept by some replica; with one model there is no doubt which pool.
             names = self.scheduler.ready_models() or self.scheduler.models()

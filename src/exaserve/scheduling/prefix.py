@@ -24,13 +24,16 @@ BLOCK_ENDS: tuple[int, ...] = (
 quarter of its length and a prompt of 128 KiB has 34 blocks, not 256. What prompts share beyond changes no choice."""
 
 
-def block_hashes(text: bytes) -> tuple[int, ...]:
+def block_hashes(text: bytes, seed: int = 0) -> tuple[int, ...]:
     """Chained 64-bit hashes of the whole leading blocks of ``text``, shallowest first; a partial block is dropped.
+
+    Those of another ``seed`` have nothing in common with them: engines keep such requests apart as well.
 
     Values are comparable inside one process only (Python's keyed hash, so a client cannot craft collisions).
     """
     size = len(text)
-    chain = start = 0
+    chain = seed
+    start = 0
     out = []
     for end in BLOCK_ENDS:
         if end > size:

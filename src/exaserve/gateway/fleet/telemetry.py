@@ -196,6 +196,11 @@ class Telemetry:
             same = [row.id for index in batch.same if (row := rows.get(index)) is not None]
             fleet.confirm(same, seq, heard_at - batch.same_age_ms * 1e-3, heard_at)
 
+    def engine(self, replica: ReplicaId) -> str:
+        """Which engine it was found to be, "" where that is not known."""
+        poller = self._pollers.get(replica)
+        return "" if poller is None else poller.reader.engine
+
     def view(self, replica: ReplicaId) -> TelemetryView:
         """Raises KeyError for a replica that is not polled."""
         poller = self._pollers[replica]

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import re
 from fnmatch import fnmatchcase
 from math import inf
 
@@ -14,6 +15,13 @@ __all__ = ["Grant"]
 
 _MODELS_MAX = 1024
 """Names whose answer is remembered; a client may ask for any."""
+_JOIN_BYTES_MAX = 131_072
+_EMPTY_BYTES_MAX = 64
+"""A longer beginning of a JSON object has a field."""
+_DESTINATION = re.compile(
+    rb"(?i)\r\n(?:x-gateway-destination-endpoint|x-data-parallel-rank|x-data-parallel-host-port|target-pod):[^\r\n]*"
+)
+"""Headers that name a place, for what stands behind this gateway."""
 
 
 class Grant:
@@ -24,12 +32,15 @@ class Grant:
         priority: in the admission queue.
         may_say: what else it is trusted to say (see :data:`exaserve.control.records.SETTABLE`).
         ends_at: when it ends, seconds since 1970.
+        salt: of its tenant's prefix caches in engines (see :mod:`exaserve.gateway.guard.salt`); b"" has none.
+        seed: the same boundary in the gateway's own prefix index.
+        spoken_for: by tenant, what it may do on behalf of others.
     """
 
-    __slots__ = ("_allowed", "_inference", "_key", "_models", "_tenant", "ends_at", "key_id", "key_name", "may_say",
-                 "priority", "routes", "tenant")  # fmt: skip
+    __slots__ = ("_allowed", "_inference", "_key", "_may_salt", "_models", "_salted", "_tenant", "ends_at", "key_id",
+                 "key_name", "may_say", "priority", "routes", "salt", "seed", "spoken_for", "tenant")  # fmt: skip
 
-    def __init__(self, key: ApiKey, tenant: Tenant | None, ends_at: float | None) -> None:
+    def __init__(self, key: ApiKey, tenant: Tenant | None, ends_at: float | None, salt: bytes = b"") -> None:
         self._key = key
         self._tenant = tenant
         self.key_id = key.id
@@ -39,9 +50,35 @@ class Grant:
         self.may_say = frozenset(key.may_say)
         self.routes = frozenset(key.routes)
         self.ends_at = inf if ends_at is None else ends_at
+        self.salt = salt
+        self.seed = hash(salt) if salt else 0
+        self._salted = b',"cache_salt":"%b"}' % salt
+        self._may_salt = "cache_salt" in self.may_say
+        self.spoken_for: dict[bytes, Grant] = {}
         self._inference = "inference" in self.routes
         self._models = (key.models, ("*",) if tenant is None else tenant.models)
         self._allowed: dict[str, bool] = {}
+
+    @property
+    def key(self) -> ApiKey:
+        return self._key
+
+    def said(self, withheld: bytes) -> bytes:
+        """Those of a request's withheld header lines that it may say to replicas."""
+        return b"".join(_DESTINATION.findall(withheld)) if "destination" in self.may_say else b""
+
+    def salting(self, body: bytes) -> tuple[bytes | memoryview, bytes]:
+        """``body``, a JSON object that :func:`~exaserve.gateway.http.inspect.inspect` has read, with the salt in it.
+
+        In two parts that follow one another: a large body is not copied.
+        """
+        at = body.rfind(b"}")
+        if at < 0 or (self._may_salt and b'"cache_salt"' in body):
+            return body, b""
+        if at > _JOIN_BYTES_MAX:
+            return memoryview(body)[:at], self._salted
+        start = body[:at]
+        return start, self._salted if len(start) > _EMPTY_BYTES_MAX or start.strip() != b"{" else self._salted[1:]
 
     def allows(self, model: str) -> bool:
         """Whether it may use ``model``."""

@@ -4,16 +4,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from math import inf
+
+import msgspec
 
 from exaserve.control.keybook import Keybook
-from exaserve.domain.errors import Unauthorized
+from exaserve.control.records import ApiKey
+from exaserve.domain.errors import Forbidden, Unauthorized
 from exaserve.gateway.guard.grants import Grant
+from exaserve.gateway.guard.salt import cache_salt
 from exaserve.gateway.http.parse import Request
 
 __all__ = ["Guard"]
 
 _GRANTS_MAX = 16_384
 """Credentials whose meaning is remembered; beyond, all are looked up again."""
+_SPOKEN_FOR_MAX = 1024
+"""Tenants on behalf of which one key comes that are remembered."""
+_TENANT_CHARS_MAX = 256
 
 
 class Guard:
@@ -43,10 +51,32 @@ class Guard:
         grant = self._grants.get(credential)
         if grant is None:
             grant = self._look_up(credential)
-        elif grant.ends_at <= self._wall():
+        elif grant.ends_at != inf and grant.ends_at <= self._wall():
             del self._grants[credential]
             raise Unauthorized("The API key has expired.")
+        if request.tenant and grant.may_say and "tenant" in grant.may_say:
+            return self._on_behalf(grant, request.tenant)
         return grant
+
+    def _on_behalf(self, grant: Grant, name: bytes) -> Grant:
+        """What the key may do for another tenant: what both of them may."""
+        other = grant.spoken_for.get(name)
+        if other is None:
+            text = name.decode("latin-1")
+            tenant = self._book.tenants.get(text)
+            if len(text) > _TENANT_CHARS_MAX or (tenant is not None and tenant.disabled):
+                raise Forbidden("That tenant is not accepted here.", param="x-exaserve-tenant")
+            if len(grant.spoken_for) >= _SPOKEN_FOR_MAX:
+                grant.spoken_for.clear()
+            other = self._made(msgspec.structs.replace(grant.key, tenant=text), grant.ends_at)
+            grant.spoken_for[name] = other
+        return other
+
+    def _made(self, key: ApiKey, ends_at: float | None) -> Grant:
+        book = self._book
+        tenant = book.tenants.get(key.tenant)
+        secret = book.salting_secret
+        return Grant(key, tenant, ends_at, cache_salt(secret, key.tenant, tenant) if secret else b"")
 
     def _look_up(self, credential: bytes) -> Grant:
         if not credential:
@@ -59,5 +89,5 @@ class Guard:
         key, ends_at = found
         if len(self._grants) >= _GRANTS_MAX:
             self._grants.clear()
-        grant = self._grants[credential] = Grant(key, self._book.tenants.get(key.tenant), ends_at)
+        grant = self._grants[credential] = self._made(key, ends_at)
         return grant

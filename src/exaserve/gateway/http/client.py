@@ -8,13 +8,14 @@ from math import inf
 from typing import cast
 
 from exaserve.domain.errors import ClientError, ExaServeError, SlowClient
+from exaserve.domain.request import RequestFacts
 from exaserve.gateway.core import Core
 from exaserve.gateway.http.client_writer import ClientWriter
 from exaserve.gateway.http.exchange import Exchange
 from exaserve.gateway.http.inspect import inspect
 from exaserve.gateway.http.local_answers import CONTINUE, error_answer
 from exaserve.gateway.http.parse import BODY, HEAD, IDLE, Request, RequestReader
-from exaserve.gateway.http.routes import Dialect, Kind, is_guarded, resolve
+from exaserve.gateway.http.routes import Dialect, Kind, dialect_of, is_guarded, resolve
 
 __all__ = ["ClientConnection", "Clients"]
 
@@ -159,11 +160,19 @@ class ClientConnection(ClientWriter):
             if grant is not None:
                 grant.require_route(route)
             json = route.kind is Kind.JSON
-            facts = inspect(request, route, core.scheduler, core.kept) if json else core.facts(request, route)
+            facts: RequestFacts | None
+            if json:
+                facts = inspect(request, route, core.scheduler, core.kept, grant)
+            else:
+                facts = core.facts(request, route, grant)
             if grant is not None and facts is not None:
                 grant.require_model(facts.model)
-                facts.tenant, facts.priority = grant.tenant, grant.priority
+                facts.tenant = grant.tenant
+                if not request.priority or "priority" not in grant.may_say:
+                    facts.priority = grant.priority
         except ClientError as error:
+            if error.status == 401:
+                dialect = dialect_of(request.target)
             self._refuse(request, error, dialect)
             return
         if facts is None:

@@ -142,19 +142,27 @@ class Exchange(Journey):
 
     def _send(self, upstream: UpstreamConnection, now: float) -> None:
         request = self.request
-        body = request.body
+        body: bytes | memoryview = request.body
         head = request.head
         if self.route.passed != request.target:
             head = b"%b %b HTTP/1.1%b" % (request.method, self.route.passed, head[head.find(b"HTTP/1.1") + 8 :])
         endpoint = upstream.endpoint
         core = self._core
-        # A client's key for the gateway is not the engines' business.
-        head += request.credentials if core.guard is None else core.engine_line
+        grant = self.grant
+        end = b""
+        if grant is None and core.guard is None:
+            head += request.withheld
+        else:  # a client's key for the gateway is not the engines' business
+            head += core.engine_line
+            if grant is not None and grant.may_say and request.withheld:
+                head += grant.said(request.withheld)
+            if grant is not None and grant.salt and core.salted(ReplicaId(endpoint.replica), self.route.name):
+                body, end = grant.salting(request.body)
         if body or request.method == b"POST":
             head = b"%b%bContent-Length: %d\r\nx-request-id: %b\r\n\r\n" % (
                 head,
                 endpoint.host_line,
-                len(body),
+                len(body) + len(end),
                 self.request_id,
             )
         else:
@@ -162,9 +170,9 @@ class Exchange(Journey):
         self.upstream = upstream
         self.sent(now)
         if len(body) <= _JOIN_BYTES_MAX:
-            upstream.send(self, head + body, b"", now)
+            upstream.send(self, b"".join((head, body, end)), b"", now)
         else:
-            upstream.send(self, head, body, now)
+            upstream.send(self, head, body, now, end)
 
     # ---- the answer (Relay) -------------------------------------------------------------------------------------
     def answered(self, upstream: UpstreamConnection, rest: bytes) -> None:
@@ -204,7 +212,8 @@ class Exchange(Journey):
         """To the client, noting which stored response this is the beginning of: what goes on with it must go here."""
         placement = self.placement
         if not self._kept and placement is not None:
-            self._kept = self._core.kept.learn(data, placement.replica_id, self.facts.model)
+            tenant = "" if self.grant is None else self.grant.tenant
+            self._kept = self._core.kept.learn(data, placement.replica_id, self.facts.model, tenant)
         self.client.write(data)
 
     def first_byte_sent(self) -> None:

@@ -14,10 +14,11 @@ from typing import Any
 
 import msgspec
 
-from exaserve.domain.errors import ClientError, InvalidBody, UnsupportedEncoding
+from exaserve.domain.errors import ClientError, InvalidBody, ResponseNotFound, UnsupportedEncoding
 from exaserve.domain.replica import ReplicaId
 from exaserve.domain.request import RequestFacts
-from exaserve.gateway.http.body import ABSENT, Body, decode
+from exaserve.gateway.guard.grants import Grant
+from exaserve.gateway.http.body import ABSENT, Body, decode, decode_guarded, without_stated
 from exaserve.gateway.http.kept import KeptResponses
 from exaserve.gateway.http.message_head import header
 from exaserve.gateway.http.parse import Request
@@ -41,11 +42,20 @@ _COUNT_MAX = 128
 _BOM = b"\xef\xbb\xbf"
 
 
-def inspect(request: Request, route: Route, scheduler: Scheduler, kept: KeptResponses | None = None) -> RequestFacts:
+def inspect(
+    request: Request,
+    route: Route,
+    scheduler: Scheduler,
+    kept: KeptResponses | None = None,
+    grant: Grant | None = None,
+) -> RequestFacts:
     """Facts of a request whose body names its model, or whose path or body names a response in ``kept``.
+
+    Where it comes with a ``grant``, what only trusted peers may say is taken out of its body.
 
     Raises:
         InvalidBody: no usable model name in it; the message says what is wrong.
+        ResponseNotFound: the response is not known to be of the grant's tenant.
     """
     if request.deadline and not request.deadline.isdigit():
         raise ClientError(
@@ -53,14 +63,14 @@ def inspect(request: Request, route: Route, scheduler: Scheduler, kept: KeptResp
         )
     data = request.body
     if route.kind is Kind.RESOURCE:
-        place = kept.find(route.resource) if kept is not None else None
-        keeper, pool = (None, "") if place is None else place
+        place = _place(route.resource, kept, grant)
+        keeper, pool = (None, "") if place is None else place[:2]
         return RequestFacts(model=pool, session=_header_session(request), kept_by=keeper)
     if data[:1] != b"{":
         kind = header(request.head, b"content-type")
         if kind[:19].lower() == b"multipart/form-data":
             return _multipart(request, kind, route, scheduler)
-    body = _parse(request)
+    body = _parse(request, grant)
     model: Any = body.model
     if type(model) is not str or not model or len(model) > _MODEL_CHARS_MAX:
         model = _only_model(model, scheduler)
@@ -84,25 +94,33 @@ def inspect(request: Request, route: Route, scheduler: Scheduler, kept: KeptResp
         total,
         body.stream is True,
         _header_session(request) if request.session else _session(body),
-        block_hashes(text),
+        block_hashes(text) if grant is None else block_hashes(text, grant.seed),
         prompt_bytes,
         _priority(request.priority) if request.priority else 0,
         "",
         route.name,
-        _keeper(body, kept) if kept is not None and body.previous_response_id is not None else None,
+        _keeper(body, kept, grant) if kept is not None and body.previous_response_id is not None else None,
     )
 
 
-def _parse(request: Request) -> Body:
+def _parse(request: Request, grant: Grant | None) -> Body:
     data = request.body
     try:
-        return decode(data)
+        if grant is None:
+            return decode(data)
+        guarded = decode_guarded(data)
+        if guarded.stated():
+            request.body = without_stated(data, grant.may_say)
+        return guarded
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         coding = header(request.head, b"content-encoding")
         if coding and coding.lower() != b"identity":
             name = coding.decode("latin-1")[:40]
             raise UnsupportedEncoding(f"Request bodies in {name!r} are not read here; send it unencoded.") from None
-        return _parse_leniently(data, error)
+        body = _parse_leniently(data, error)
+        if grant is not None:  # so that no reader finds more in it than this one has
+            request.body = without_stated(data, grant.may_say)
+        return body
 
 
 def _parse_leniently(data: bytes, error: Exception) -> Body:
@@ -167,9 +185,17 @@ def _prompt_text(body: Body, body_bytes: int) -> tuple[bytes, int, int]:
     return text, len(text), 0
 
 
-def _keeper(body: Body, kept: KeptResponses) -> ReplicaId | None:
-    place = kept.find(body.previous_response_id)
+def _keeper(body: Body, kept: KeptResponses, grant: Grant | None) -> ReplicaId | None:
+    place = _place(body.previous_response_id, kept, grant)
     return place[0] if place is not None else None
+
+
+def _place(response: object, kept: KeptResponses | None, grant: Grant | None) -> tuple[ReplicaId, str, str] | None:
+    """Where it is. With a grant, one that is not known to be of its tenant is not there."""
+    place = kept.find(response) if kept is not None else None
+    if grant is not None and (place is None or place[2] != grant.tenant):
+        raise ResponseNotFound("There is no such response here.", param="response_id")
+    return place
 
 
 def _first_int(*values: object) -> int | None:

@@ -25,22 +25,22 @@ class KeptResponses:
 
     def __init__(self, responses_max: int = 65_536) -> None:
         self._max = responses_max
-        self._current: dict[str, tuple[ReplicaId, str]] = {}
-        self._previous: dict[str, tuple[ReplicaId, str]] = {}
+        self._current: dict[str, tuple[ReplicaId, str, str]] = {}
+        self._previous: dict[str, tuple[ReplicaId, str, str]] = {}
 
     def __len__(self) -> int:
         return len(self._current) + len(self._previous)
 
-    def learn(self, data: bytes, replica: ReplicaId, model: str) -> bool:
-        """Notes the response that ``data``, the beginning of an answer of ``replica``, names, if it does."""
+    def learn(self, data: bytes, replica: ReplicaId, model: str, tenant: str = "") -> bool:
+        """Notes the response of ``tenant`` that ``data``, the beginning of an answer of ``replica``, names, if any."""
         found = _ID.search(data, 0, _LOOKED_AT_BYTES)
         if found is None:
             return False
-        self._note(found[1].decode(), (replica, model))
+        self._note(found[1].decode(), (replica, model, tenant))
         return True
 
-    def find(self, response: object) -> tuple[ReplicaId, str] | None:
-        """Replica and model of a response, None if it is not known."""
+    def find(self, response: object) -> tuple[ReplicaId, str, str] | None:
+        """Replica, model and tenant of a response, None if it is not known."""
         if not isinstance(response, str):
             return None
         place = self._current.get(response)
@@ -48,7 +48,7 @@ class KeptResponses:
             self._note(response, place)
         return place
 
-    def _note(self, response: str, place: tuple[ReplicaId, str]) -> None:
+    def _note(self, response: str, place: tuple[ReplicaId, str, str]) -> None:
         if len(self._current) >= self._max:
             self._previous = self._current
             self._current = {}

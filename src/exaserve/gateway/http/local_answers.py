@@ -118,10 +118,12 @@ def error_answer(
     cors: Cors | None,
     extra: bytes = b"",
 ) -> bytes:
-    """``error`` in the dialect's form, with ``Retry-After`` and ``Allow`` where they belong."""
+    """``error`` in the dialect's form, with ``Retry-After``, ``Allow`` and ``WWW-Authenticate`` where they belong."""
     if error.retry_after_s is not None:
         extra += b"Retry-After: %d\r\n" % error.retry_after_s
-    if isinstance(error, MethodNotAllowed) and error.param:
+    if error.status == 401:
+        extra += b"WWW-Authenticate: Bearer\r\n"
+    elif isinstance(error, MethodNotAllowed) and error.param:
         extra += b"Allow: " + error.param.encode() + b"\r\n"
     # json escapes everything beyond ASCII, lone surrogates too, so what a client sent can be quoted back.
     body = json.dumps(_error_value(error, dialect)).encode()

@@ -24,13 +24,15 @@ _SEEN_BYTES_MAX = 4096
 """Heads remembered, and their size: 16 MB at most, and in practice one entry for each client's configuration."""
 _PROTECTED = frozenset({b"content-type", b"content-encoding", b"authorization", b"x-request-id"})
 """``Connection`` cannot name these away: a hop-by-hop trick must not strip what the next one judges by."""
+_STANDING_FOR = {"~": "[-_]", "*": r"[^:\r\n]*"}
 _T = TypeVar("_T")
 
 
 def cutter(names: Iterable[str]) -> re.Pattern[bytes]:
     r"""A pattern for ``split``: ``\r\nname: value`` of each of ``names``, in any case, with name and value captured.
 
-    The names are merged into a prefix tree, so that a header which is none of them is left after a character or two.
+    The names are merged into a prefix tree, so that a header which is none of them is left after a character or two. In
+    a name ``~`` stands for a dash or an underscore, which many servers take for the same, and a last ``*`` for any end.
     """
     tree: dict[str, dict] = {}  # type: ignore[type-arg]  # recursive
     for name in names:
@@ -41,7 +43,8 @@ def cutter(names: Iterable[str]) -> re.Pattern[bytes]:
 
     def render(node: dict[str, dict]) -> str:  # type: ignore[type-arg]  # recursive
         branches = [
-            (f"[{char.upper()}{char}]" if char.isalpha() else re.escape(char)) + render(below)
+            (f"[{char.upper()}{char}]" if char.isalpha() else _STANDING_FOR.get(char) or re.escape(char))
+            + render(below)
             for char, below in sorted(node.items(), reverse=True)
         ]
         return branches[0] if len(branches) == 1 else f"(?:{'|'.join(branches)})" if branches else ""

@@ -17,7 +17,29 @@ from httptools import HttpParserError, HttpParserUpgrade, HttpRequestParser
 
 from exaserve.config.settings import ClientLimits
 from exaserve.domain.errors import BadFraming, BodyTooLarge, ExaServeError, HeadersTooLarge, ReceivingTooMuch
-from exaserve.gateway.http.message_head import Heads, cutter, hop_by_hop, skeleton
+from exaserve.gateway.http.header_kinds import (
+    BEARER,
+    CODING,
+    CONNECTION,
+    DEADLINE,
+    DROP,
+    EXPECT,
+    HEADERS,
+    HOST,
+    KINDS,
+    LENGTH,
+    ORIGIN,
+    PLAIN,
+    PRIORITY,
+    REQUEST_ID,
+    SESSION,
+    SPELLINGS,
+    TENANT,
+    UNPASSED,
+    UPGRADE,
+    WITHHELD,
+)
+from exaserve.gateway.http.message_head import Heads, hop_by_hop, skeleton
 
 __all__ = ["BODY", "HEAD", "IDLE", "Receiving", "Request", "RequestReader"]
 
@@ -43,8 +65,10 @@ class Request:
         noted: any of the following is set.
         session, request_id, origin, priority, deadline: values of headers that the gateway itself understands, b""
             where absent.
-        credential: the API key or token, b"" where there is none; credentials: the header lines that carry it, each
-            with its CRLF before it. They are not in ``head``.
+        credential: the API key or token, b"" where there is none.
+        tenant: on whose behalf it says it comes.
+        withheld: header lines that only an open endpoint passes on, each with its CRLF before it: credentials, and what
+            only the gateway or a trusted peer may say to a replica. They are not in ``head``.
     """
 
     method: bytes = b""
@@ -67,46 +91,16 @@ class Request:
     priority: bytes = b""
     deadline: bytes = b""
     credential: bytes = b""
-    credentials: bytes = b""
+    tenant: bytes = b""
+    withheld: bytes = b""
 
     def __init__(self) -> None:
         self.lines: list[bytes] = []
         """Header lines while they are being read one by one, flat: name, colon, value, CRLF."""
 
 
-_PLAIN, _HOST, _LENGTH, _CODING, _CONNECTION, _DROP, _EXPECT, _UPGRADE = range(8)
-_SESSION, _REQUEST_ID, _ORIGIN, _PRIORITY, _DEADLINE, _BEARER, _API_KEY = range(8, 15)
-_UNPASSED = frozenset({_REQUEST_ID, _BEARER, _API_KEY})
-"""Noted, and said to the replica in another way or not at all."""
-
-_KINDS: dict[bytes, int] = {
-    b"host": _HOST,
-    b"content-length": _LENGTH,
-    b"transfer-encoding": _CODING,
-    b"connection": _CONNECTION,
-    b"expect": _EXPECT,
-    b"upgrade": _UPGRADE,
-    b"x-session-id": _SESSION,
-    b"x-request-id": _REQUEST_ID,
-    b"origin": _ORIGIN,
-    b"x-priority": _PRIORITY,
-    b"x-exaserve-deadline-ms": _DEADLINE,
-    b"authorization": _BEARER,
-    b"x-api-key": _API_KEY,
-    b"api-key": _API_KEY,
-    # hop by hop (RFC 9110 7.6.1): meant for us, not for the replica
-    b"keep-alive": _DROP,
-    b"proxy-connection": _DROP,
-    b"proxy-authorization": _DROP,
-    b"proxy-authenticate": _DROP,
-    b"te": _DROP,
-    b"trailer": _DROP,
-    b"http2-settings": _DROP,
-}
-_SPELLINGS = _KINDS | {name.title(): kind for name, kind in _KINDS.items()}
-"""Clients spell most headers in one of two ways; only others have to be lowered on the path."""
-_cut = cutter(name.decode() for name in _KINDS).split
-_LONG_WAY = frozenset({_CODING, _EXPECT, _UPGRADE})
+_cut = HEADERS.split
+_LONG_WAY = frozenset({CODING, EXPECT, UPGRADE})
 _SIMPLE_CONNECTION = frozenset({b"keep-alive", b"Keep-Alive"})
 
 
@@ -242,7 +236,7 @@ class RequestReader:
         if like.noted:
             request.session, request.request_id, request.origin = like.session, like.request_id, like.origin
             request.priority, request.deadline = like.priority, like.deadline
-            request.credential, request.credentials = like.credential, like.credentials
+            request.credential, request.tenant, request.withheld = like.credential, like.tenant, like.withheld
         if length:
             request.length = length
             request.body = data[end + 4 :]
@@ -257,15 +251,15 @@ class RequestReader:
         request = Request()
         for at in range(1, len(parts), 3):
             name, value = parts[at], parts[at + 1].rstrip(b" \t")
-            kind = _SPELLINGS.get(name) or _KINDS[name.lower()]
-            if kind == _HOST:
+            kind = SPELLINGS.get(name) or KINDS.get(name.lower(), WITHHELD)
+            if kind == HOST:
                 request.hosts += 1
-            elif kind in _LONG_WAY or (kind == _CONNECTION and value not in _SIMPLE_CONNECTION):
+            elif kind in _LONG_WAY or (kind == CONNECTION and value not in _SIMPLE_CONNECTION):
                 return None
-            elif kind >= _SESSION:
+            elif kind >= SESSION:
                 request.noted = True
                 self._note(request, kind, name, value)
-                if kind not in _UNPASSED:
+                if kind not in UNPASSED:
                     parts[at + 2] = b"\r\n%b: %b%b" % (name, value, parts[at + 2])
         request.head = b"".join(parts[::3])
         words = request.head.split(b"\r\n", 1)[0].split(b" ")
@@ -300,10 +294,12 @@ class RequestReader:
         self._request.target += url
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        kind = _SPELLINGS.get(name) or _KINDS.get(name.lower(), _PLAIN)
+        kind = SPELLINGS.get(name) or KINDS.get(name.lower(), PLAIN)
+        if kind == PLAIN and HEADERS.match(b"\r\n%b:" % name) is not None:
+            kind = WITHHELD
         if self.phase != HEAD:
             self._special_size += len(name) + len(value)  # a trailer: dropped
-        elif kind == _PLAIN:
+        elif kind == PLAIN:
             self._request.lines += (name, b": ", value, b"\r\n")
         else:
             self._special(kind, name, value)
@@ -382,44 +378,47 @@ class RequestReader:
         request = self._request
         value = value.rstrip(b" \t")
         self._special_size += len(name) + len(value) + 4
-        if kind == _HOST:
+        if kind == HOST:
             request.hosts += 1
-        elif kind == _LENGTH:
+        elif kind == LENGTH:
             request.length = int(value)
-        elif kind == _CONNECTION:
+        elif kind == CONNECTION:
             request.connection = value if request.connection is None else request.connection + b"," + value
-        elif kind == _CODING:
+        elif kind == CODING:
             request.chunked = True
             if value.strip().lower() != b"chunked":
                 self.fail(BadFraming("The only transfer coding understood is chunked."))
-        elif kind == _EXPECT:
+        elif kind == EXPECT:
             request.expect = value.strip().lower() == b"100-continue"
-        elif kind == _UPGRADE:
+        elif kind == UPGRADE:
             request.upgrade = True
-        elif kind != _DROP:
+        elif kind != DROP:
             self._note(request, kind, name, value)
-            if kind not in _UNPASSED:
+            if kind not in UNPASSED:
                 request.lines += (name, b": ", value, b"\r\n")
 
     @staticmethod
     def _note(request: Request, kind: int, name: bytes, value: bytes) -> None:
         """A header that the gateway understands and that says nothing about framing."""
-        if kind == _REQUEST_ID:
+        if kind == REQUEST_ID:
             request.request_id = value
-        elif kind == _SESSION:
+        elif kind == SESSION:
             request.session = value
-        elif kind == _ORIGIN:
+        elif kind == ORIGIN:
             request.origin = value
-        elif kind == _PRIORITY:
-            request.priority = value
-        elif kind == _DEADLINE:
+        elif kind == DEADLINE:
             request.deadline = value
         else:
-            request.credentials += b"\r\n%b: %b" % (name, value)
-            if kind == _BEARER:
-                value = value[7:].strip() if value[:7].lower() == b"bearer " else b""
-            if value and (kind == _BEARER or not request.credential):
-                request.credential = value
+            request.withheld += b"\r\n%b: %b" % (name, value)
+            if kind == PRIORITY:
+                request.priority = value
+            elif kind == TENANT:
+                request.tenant = value
+            elif kind != WITHHELD:
+                if kind == BEARER:
+                    value = value[7:].strip() if value[:7].lower() == b"bearer " else b""
+                if value and (kind == BEARER or not request.credential):
+                    request.credential = value
 
     def _head_size(self) -> int:
         request = self._request

@@ -12,10 +12,11 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from enum import Enum
+from urllib.parse import unquote_to_bytes
 
 from exaserve.domain.errors import BadFraming, MethodNotAllowed, RouteNotFound
 
-__all__ = ["Dialect", "Kind", "Route", "is_guarded", "resolve"]
+__all__ = ["Dialect", "Kind", "Route", "dialect_of", "is_guarded", "resolve"]
 
 
 class Kind(Enum):
@@ -78,6 +79,8 @@ _READING = "GET, HEAD"
 _KEPT = re.compile(
     r"/v1/(files|batches|uploads|fine_tuning|assistants|threads|vector_stores|conversations|containers)\b"
 )
+_KEY_NAMES = frozenset({b"key", b"api_key", b"api-key", b"apikey", b"access_token", b"token"})
+"""Names under which people put keys into a query."""
 _TARGET_START = re.compile(rb"(?i)https?://[^/?]*")
 
 _COMMON: dict[tuple[bytes, bytes], Route] = {}
@@ -116,7 +119,7 @@ def _resolve(method: bytes, target: bytes) -> Route:
     if own is not None or path.startswith("/v1/models/"):
         _require(method, _READING)
         return Route(own or Kind.MODELS, "/v1/models/{id}" if own is None else path, target, resource=path[11:])
-    query = mark + query
+    query = _without_keys(query) if mark else b""
     if path in _INFERENCE:
         _require(method, "POST")
         return Route(Kind.JSON, path, path.encode() + query, _dialect(path), path in _GENERATING)
@@ -132,6 +135,18 @@ def _resolve(method: bytes, target: bytes) -> Route:
         Dialect.RESPONSES,
         resource=stored["id"],
     )
+
+
+def _without_keys(query: bytes) -> bytes:
+    """``?`` and the query without keys in it: they are for the gateway at most, and engines log their targets."""
+    kept = [part for part in query.split(b"&") if unquote_to_bytes(part.partition(b"=")[0]).lower() not in _KEY_NAMES]
+    return b"?" + b"&".join(kept) if kept else b""
+
+
+def dialect_of(target: bytes) -> Dialect:
+    """Whose error form a client of that target expects, whether there is such a route or not."""
+    path = _origin_form(target).partition(b"?")[0].decode("latin-1")
+    return Dialect.RESPONSES if path.startswith("/v1/responses") else _dialect(path)
 
 
 def _dialect(path: str) -> Dialect:

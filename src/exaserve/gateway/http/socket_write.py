@@ -25,7 +25,7 @@ class DirectWriter:
         plain = socket is not None and transport.get_extra_info("sslcontext") is None
         self._fd: int = socket.fileno() if plain else -1
 
-    def write(self, data: bytes) -> None:
+    def write(self, data: bytes | memoryview) -> None:
         transport = self._transport
         # A transport that is closing may have given its descriptor back, and somebody else may have it now.
         if self._fd >= 0 and not transport.is_closing() and not transport.get_write_buffer_size():

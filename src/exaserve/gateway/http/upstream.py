@@ -216,11 +216,10 @@ class UpstreamConnection:
         return self.mode == IDLE
 
     # ---- for the exchange ---------------------------------------------------------------------------------------
-    def send(self, relay: Relay, data: bytes, body: bytes, now: float) -> None:
+    def send(self, relay: Relay, data: bytes, body: bytes | memoryview, now: float, end: bytes = b"") -> None:
         """Sends a request; ``relay`` hears of its answer. ``body`` is what was too large to join to ``data``."""
         writer = self._writer
-        assert writer is not None
-        assert self.mode == IDLE
+        assert writer is not None and self.mode == IDLE  # noqa: PT018 - either is the caller's fault
         self.relay = relay
         self.mode = HEAD
         self.sent_at = now
@@ -228,6 +227,7 @@ class UpstreamConnection:
         writer.write(data)
         if body:
             writer.write(body)
+            writer.write(end)
 
     def pass_on(
         self, head: bytes, rest: bytes, write: Callable[[bytes], None], *, http11: bool, bodyless: bool
