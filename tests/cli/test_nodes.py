@@ -49,8 +49,8 @@ def without_agents(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 def test_without_agents_the_gateway_itself_drains(without_agents: list[str]) -> None:
     assert send_verb("drain", "node1", None, None) == [
-        "node1/r0: out of rotation at this gateway",
-        "node1/r1: out of rotation at this gateway",
+        "node1/r0: out of rotation",
+        "node1/r1: out of rotation",
     ]
     send_verb("resume", "node1/r1", None, None)
     send_verb("drain", "10.0.0.1:8001", None, None)

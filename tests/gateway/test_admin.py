@@ -141,7 +141,7 @@ async def test_with_all_replicas_drained_a_request_is_refused_at_once():
         ("POST", "/explain", b'{"model":"m","prompt_tokens":"x"}', 400, "invalid_body", "prompt_tokens"),
         ("POST", "/explain", b"x" * 1_100_000, 413, "body_too_large", None),
         ("POST", "/replicas/{r}/weight", b'{"weight":-1}', 400, "invalid_value", "weight"),
-        ("POST", "/replicas/{r}/weight", b'{"weight":null}', 400, "invalid_body", "weight"),
+        ("POST", "/replicas/{r}/weight", b'{"weight":"1"}', 400, "invalid_body", "weight"),
         ("POST", "/replicas/{r}/score", b'{"score":-1}', 400, "invalid_value", "score"),
         ("POST", "/replicas/{r}/score", b'{"score":"big"}', 400, "invalid_body", "score"),
     ],

@@ -62,7 +62,7 @@ def test_who_comes_to_the_wrong_port_is_refused_and_told(one, other) -> None:
 def test_another_version_is_named_also_where_its_hello_has_fewer_words() -> None:
     _, gateway = pair()
     old = msgspec.msgpack.encode([2, "agent", "node1", b"a" * 16, True])
-    with pytest.raises(WireError, match="the other side speaks version 2 of the protocol, this one 3"):
+    with pytest.raises(WireError, match="the other side speaks version 2 of the protocol, this one 4"):
         list(gateway.receive(len(old).to_bytes(4, "little") + bytes([FrameKind.HELLO]) + old))
 
 

@@ -19,7 +19,7 @@ def drain(
 ) -> None:
     """Take a node's replicas, or one of them, out of rotation; requests in flight go on and the engines stay up.
 
-    Where no agents run, the gateway that is asked drains its replicas itself, until it ends; also one without a node
+    Where no agents run, the gateways themselves drain its replicas, until told otherwise; also one without a node
     (127.0.0.1:8001).
     """
     for line in send_verb("resume" if resume else "drain", target, admin_url, admin_token_file):

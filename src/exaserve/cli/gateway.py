@@ -22,6 +22,7 @@ from exaserve.config import (
     replica_from_url,
     same_address,
     split_address,
+    state_dir_of,
 )
 from exaserve.config.discover import merge_discovery
 from exaserve.domain.errors import ConfigError
@@ -73,6 +74,10 @@ def gateway(
     engine_api_key_file: Annotated[
         Path | None, typer.Option(metavar="FILE", help="API key of the engines, for probes and telemetry.")
     ] = None,
+    state_dir: Annotated[
+        Path | None,
+        typer.Option("--state-dir", metavar="DIR", help="Where keys, decisions and use are kept. [gateway.state_dir]"),
+    ] = None,
     reuse_port: Annotated[
         bool, typer.Option("--reuse-port", help="Let several gateways on this machine share the port.")
     ] = False,
@@ -89,6 +94,7 @@ def gateway(
         config = Path(named)
     flags: dict[str, Any] = {"host": host, "port": port, "admin_host": admin_host, "admin_port": admin_port}
     flags["engine_api_key_file"] = None if engine_api_key_file is None else str(engine_api_key_file)
+    flags["state_dir"] = None if state_dir is None else str(state_dir)
     flags["admin_token_file"] = None if admin_token_file is None else str(admin_token_file)
     flags |= _peer_flags(name, peer, peer_listen, peer_token_file)
 
@@ -99,7 +105,7 @@ def gateway(
     secrets = _secrets(cluster, flags)
     remarks = refuse_start(cluster)
     watched = config if config is not None and config.is_file() else None
-    options = {**secrets, "reuse_port": reuse_port, "watched": watched}
+    options = {**secrets, "state_dir": state_dir_of(cluster.gateway), "reuse_port": reuse_port, "watched": watched}
     _run(cluster, load if config is not None else None, options, log_level, remarks)
 
 

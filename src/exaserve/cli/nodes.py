@@ -11,7 +11,7 @@ import typer
 from exaserve.config import read_environment, read_secret
 from exaserve.domain.errors import ConfigError, ExaServeError
 
-__all__ = ["AdminUrl", "DrainS", "Target", "TokenFile", "plain", "send_verb"]
+__all__ = ["AdminUrl", "DrainS", "Target", "TokenFile", "ask_admin", "plain", "send_verb"]
 
 Target = Annotated[str, typer.Argument(metavar="NODE[/REPLICA]", help="A node, or one of its replicas (node3/r0).")]
 AdminUrl = Annotated[str | None, typer.Option("--admin-url", help="A gateway's admin API. [http://127.0.0.1:8900]")]
@@ -48,7 +48,7 @@ def send_verb(verb: str, target: str, admin_url: str | None, token_file: Path | 
     node, slash, replica = target.partition("/")
     if not node or (slash and not replica):
         raise ConfigError(f"{target!r} names no replica; name a node, or node/replica", param="NODE")
-    ask = _asker(admin_url, token_file)
+    ask = ask_admin(admin_url, token_file)
     body = {"replica": replica} | {name: value for name, value in options.items() if value is not None}
     status, found = ask("POST", f"/nodes/{node}/{verb}", body)
     error = found.get("error", {})
@@ -67,10 +67,11 @@ def _drain_at_gateway(ask: _Ask, target: str, *, resume: bool) -> list[str]:
         status, found = ask("POST", f"/replicas/{replica}/{'undrain' if resume else 'drain'}", None)
         if status != 200:
             raise VerbFailed(found.get("error", {}).get("message", f"status {status}"))
-    return [f"{replica}: {'in' if resume else 'out of'} rotation at this gateway" for replica in replicas]
+    return [f"{replica}: {'in' if resume else 'out of'} rotation" for replica in replicas]
 
 
-def _asker(admin_url: str | None, token_file: Path | None) -> _Ask:
+def ask_admin(admin_url: str | None, token_file: Path | None) -> _Ask:
+    """Asks a gateway's admin API; VerbFailed where none answers."""
     import httpx
 
     url = (admin_url or read_environment().admin_url or "http://127.0.0.1:8900").rstrip("/")

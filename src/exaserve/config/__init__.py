@@ -3,7 +3,14 @@
 from __future__ import annotations
 
 from exaserve.config.cluster import Cluster, EmulatorSettings, NodeEntry, Pool, ReplicaEntry
-from exaserve.config.environment import Environment, child_environment, hub_folder, read_environment, state_folder
+from exaserve.config.environment import (
+    Environment,
+    child_environment,
+    gateway_folder,
+    hub_folder,
+    read_environment,
+    state_folder,
+)
 from exaserve.config.load import load_cluster, parse_cluster, read_cluster
 from exaserve.config.profile import load_profile, pool_engine_profile
 from exaserve.config.secret import read_secret
@@ -17,7 +24,7 @@ from exaserve.config.settings import (
 )
 from exaserve.config.show import diff, to_yaml, without_limits
 from exaserve.config.sources import ConsulRegisterSettings
-from exaserve.config.start import refuse_start
+from exaserve.config.start import refuse_start, state_dir_of
 from exaserve.config.urls import is_loopback, join_address, replica_from_url, same_address, split_address, split_url
 
 __all__ = [
@@ -36,6 +43,7 @@ __all__ = [
     "Timeouts",
     "child_environment",
     "diff",
+    "gateway_folder",
     "hub_folder",
     "is_loopback",
     "join_address",
@@ -51,6 +59,7 @@ __all__ = [
     "same_address",
     "split_address",
     "split_url",
+    "state_dir_of",
     "state_folder",
     "to_yaml",
     "without_limits",

@@ -7,7 +7,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["Environment", "child_environment", "hub_folder", "read_environment", "state_folder"]
+__all__ = [
+    "Environment",
+    "child_environment",
+    "gateway_folder",
+    "hub_folder",
+    "read_environment",
+    "state_folder",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +57,13 @@ def state_folder(values: Mapping[str, str] | None = None) -> Path:
     values = os.environ if values is None else values
     base = values.get("XDG_CACHE_HOME") or str(Path(values.get("HOME") or "/var/tmp") / ".cache")  # noqa: S108
     return Path(base) / "exaserve"
+
+
+def gateway_folder(port: int, values: Mapping[str, str] | None = None) -> Path:
+    """Where the gateway on ``port`` keeps keys, decisions and use unless its file says: the user's state directory."""
+    values = os.environ if values is None else values
+    base = values.get("XDG_STATE_HOME") or str(Path(values.get("HOME") or "/var/lib") / ".local" / "state")
+    return Path(base) / "exaserve" / f"gateway-{port}"
 
 
 def hub_folder(values: Mapping[str, str] | None = None) -> Path:

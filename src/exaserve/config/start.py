@@ -7,16 +7,27 @@ flags were laid over the file.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import msgspec
 
 from exaserve.config.cluster import Cluster
+from exaserve.config.environment import gateway_folder
 from exaserve.config.secret import open_to_all, read_secret
 from exaserve.config.settings import AgentSettings, GatewaySettings
 from exaserve.config.urls import is_loopback, split_address
 from exaserve.domain.errors import ConfigError
 
-__all__ = ["refuse_start", "secret_remarks", "start_problems"]
+__all__ = ["refuse_start", "secret_remarks", "start_problems", "state_dir_of"]
+
+
+def state_dir_of(gateway: GatewaySettings) -> Path | None:
+    """The gateway's state folder; None where it keeps nothing: on a free port the next one would not find it again."""
+    if gateway.state_dir == "memory":
+        return None
+    if gateway.state_dir:
+        return Path(gateway.state_dir)
+    return gateway_folder(gateway.port) if gateway.port else None
 
 
 def start_problems(gateway: GatewaySettings, agents: AgentSettings) -> Iterator[tuple[str, str]]:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import errno
+import os
 import resource
+import secrets
 import signal
 import socket
 import time
@@ -27,6 +29,9 @@ from exaserve.gateway.fleet.members import Members
 from exaserve.gateway.fleet.probes import Probes
 from exaserve.gateway.fleet.registries import Registries, sources_of, watch_file
 from exaserve.gateway.fleet.telemetry import Telemetry
+from exaserve.gateway.guard.keeper import GuardKeeper
+from exaserve.gateway.guard.state import ControlState
+from exaserve.gateway.peers.control_sync import ControlSync
 from exaserve.gateway.peers.peering import Peering
 from exaserve.gateway.peers.replication import Outbox, ReplicatingScheduler
 from exaserve.gateway.reload import ClusterChange, Reloads, compare
@@ -34,6 +39,7 @@ from exaserve.observe import EventLog, GatewayMetrics
 from exaserve.scheduling import Admission, Scheduler
 from exaserve.serving.fleet import Fleet
 from exaserve.serving.member import ChangeKind, FleetChange
+from exaserve.wire import FrameKind
 
 __all__ = ["Gateway", "fit_to_file_limit", "serve"]
 
@@ -52,6 +58,7 @@ class Gateway:
         agent_token: the secret that this gateway and node agents share; None for none, on loopback only.
         peer_token: the secret that gateways share; None for none, on loopback only.
         engine_api_key: what the engines want from probes and telemetry, "" for none.
+        state_dir: where keys, decisions and use are kept; None keeps them in memory.
         reuse_port: whether several gateways of this machine share the port.
         clock: monotonic seconds; one clock for everything.
     """
@@ -66,6 +73,7 @@ class Gateway:
         peer_token: str | None = None,
         agent_token: str | None = None,
         engine_api_key: str = "",
+        state_dir: Path | None = None,
         reuse_port: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -96,10 +104,18 @@ class Gateway:
         )
         self.core.engine_of = self.telemetry.engine
         self.members = Members(self.fleet, self.telemetry, self.core.pool, clock)
+        if engine_api_key:
+            self.core.engine_line = b"\r\nAuthorization: Bearer " + engine_api_key.encode()
+        self.control = ControlState(state_dir, f"{socket.gethostname()}/{os.getpid()}/{secrets.token_hex(4)}", log)
+        self.keeper = GuardKeeper(self.control, self.core, cluster.auth, policy.policy, log)
+        self.members.on_join = self.keeper.joined
         self.probes = Probes(self.fleet, log, self.data_plane.wake, clock, engine_api_key)
         self.peering: Peering | None = None
         if outbox is not None:
             self.peering = Peering(settings, peer_token, self.scheduler, outbox, log, clock, rng, self.data_plane.wake)
+            sync = ControlSync(self.control, self.peering.links)
+            self.peering.takers[FrameKind.CONTROL] = sync.took
+            self.peering.on_greeted.append(sync.greeted)
         self.registries: Registries | None = None
         if cluster.discovery:
             sources = sources_of(cluster.discovery, read_environment(), log)
@@ -169,6 +185,7 @@ class Gateway:
             self._server.close()
             raise
         self.data_plane.start()
+        self.keeper.start()
         for spec in self.cluster.replicas():
             self.members.joined(spec)
         if self.agents is not None:
@@ -224,6 +241,7 @@ class Gateway:
             if self.peering is not None:
                 await self.peering.stop()
             await self.admin.stop()
+            await self.control.stop()
             self.log.info("stopped", requests=self.metrics.finished_total, cut=cut, took_s=self.clock() - began)
 
     # ---- reload -------------------------------------------------------------------------------------------------
@@ -253,7 +271,8 @@ class Gateway:
                 self.registries.give_up(spec.id, "the cluster file")
             self.members.joined(spec)
         if cluster.scheduling.policy != self.cluster.scheduling.policy:
-            self.scheduler.set_policy(cluster.scheduling.policy)
+            self.keeper.levers.policy = cluster.scheduling.policy
+            self.keeper.levers.apply_policy()
         for line in difference.lines:
             self.log.info("reload_change", change=line)
         if restart := difference.needs_restart:
@@ -369,6 +388,7 @@ async def serve(
     peer_token: str | None = None,
     agent_token: str | None = None,
     engine_api_key: str = "",
+    state_dir: Path | None = None,
     reuse_port: bool = False,
     watched: Path | None = None,
 ) -> None:
@@ -389,6 +409,7 @@ async def serve(
         peer_token=peer_token,
         agent_token=agent_token,
         engine_api_key=engine_api_key,
+        state_dir=state_dir,
         reuse_port=reuse_port,
     )
     loop = asyncio.get_running_loop()

@@ -316,6 +316,10 @@ def _last_words(child: Child) -> str:
     return f"{child.name} {child.describe_end()}" + (f"; its last lines:\n  {words}" if words else "")
 
 
+_ASKS_FOR_A_KEY = 401
+"""A gateway that guards its endpoint serves; whether its replicas do is asked of them."""
+
+
 async def _completes(
     client: httpx.AsyncClient, url: str, models: Sequence[str], engine: str = "", *, alive_is_enough: bool = False
 ) -> str:
@@ -340,7 +344,7 @@ async def _completes(
         models = (cards[0].id,)
     for model in models:
         result, worked = await ask_completion(ask, model, engine, alive_is_enough=alive_is_enough)
-        if worked is None:
+        if worked is None and result.status != _ASKS_FOR_A_KEY:
             return result.error or f"status {result.status}: {reason_of(result.status, result.body)}"
     return ""
 

@@ -34,7 +34,7 @@ __all__ = ["FRAME_BYTES_MAX", "FrameKind", "Hello", "Role", "WireError", "WireLi
 Role = Literal["agent", "gateway", "dialer", "listener"]
 """An agent speaks to a gateway; of two gateways the dialer to the listener."""
 _OTHER: dict[Role, Role] = {"agent": "gateway", "gateway": "agent", "dialer": "listener", "listener": "dialer"}
-VERSION = 3
+VERSION = 4
 FRAME_BYTES_MAX = 8 * 1024 * 1024
 """A report of 1,024 replicas is about 300 kB, the last lines of a log at most 1 MB; peers' events are cut to it."""
 HELLO_BYTES_MAX = 4096
@@ -69,6 +69,10 @@ class FrameKind(IntEnum):
     """Agent: accelerators, network, what its watches find; about once a second, where something is different."""
     EVENTS = 11
     """Peer: what it placed and what became of it (:mod:`exaserve.gateway.peers.events`); may be cut anywhere."""
+    CONTROL = 12
+    """Peer: what operators have decided (:mod:`exaserve.gateway.peers.control_sync`)."""
+    LIMITS = 13
+    """Peer: what it charged to limits (:mod:`exaserve.gateway.peers.limit_sync`)."""
 
 
 _KINDS = {int(kind): kind for kind in FrameKind}

@@ -13,6 +13,9 @@ POST     /discovery/believe             {"source": "consul:vllm"}: its answer is
 GET      /peers                         other gateways that share these replicas, and what they told
 POST     /policy                        ``{"policy": "entropy"}``
 POST     /explain                       a hypothetical request: who is out and why, what the others cost
+GET      /keys, /keys/{key}             keys, without secrets; POST, PATCH … in :mod:`exaserve.gateway.admin.keys`
+GET      /tenants                       tenants; PUT and DELETE /tenants/{tenant}
+GET      /audit                         what administrators did, newest first; ``?count=100&before=NUMBER``
 GET      /config                        effective configuration
 GET      /queue                         the admission queue
 GET      /metrics, /health              as on the data port; ``/metrics?by=replica``: a series for each, at any size
@@ -28,10 +31,9 @@ import asyncio
 import contextlib
 import hmac
 import ipaddress
-import math
 import socket
 from collections.abc import Awaitable, Callable, Iterator
-from typing import Any, Literal, Protocol, TypeVar
+from typing import Any, Protocol
 
 import msgspec
 import uvicorn
@@ -43,13 +45,16 @@ from starlette.routing import Route
 from exaserve.config import Cluster, is_loopback, join_address
 from exaserve.config.show import shown_to_people
 from exaserve.domain.errors import ClientError, ConfigError
-from exaserve.domain.replica import ReplicaId
+from exaserve.gateway.admin.answers import AdminError, as_json, decoded, read_raw
+from exaserve.gateway.admin.keys import KeyRoutes
+from exaserve.gateway.admin.levers import LeverRoutes, state_of
 from exaserve.gateway.admin.nodes import Nodes
 from exaserve.gateway.admin.rows import replica_row
 from exaserve.gateway.data_plane import DataPlane
 from exaserve.gateway.fleet.agents import AgentServer
 from exaserve.gateway.fleet.registries import Registries
 from exaserve.gateway.fleet.telemetry import Telemetry
+from exaserve.gateway.guard.keeper import GuardKeeper
 from exaserve.gateway.http.body import ABSENT
 from exaserve.gateway.http.inspect import inspect
 from exaserve.gateway.http.parse import Request as ClientRequest
@@ -61,10 +66,8 @@ from exaserve.serving.fleet import Fleet
 
 __all__ = ["AdminServer", "Control", "build_admin"]
 
-BODY_BYTES_MAX = 1_048_576
 _PAUSE_EVERY = 32
 """Rows between two pauses: about a millisecond."""
-_T = TypeVar("_T")
 
 
 class Control(Protocol):
@@ -82,25 +85,8 @@ class Control(Protocol):
     peering: Peering | None
     registries: Registries | None
     agents: AgentServer | None
+    keeper: GuardKeeper
     url: str
-
-
-class _Weight(msgspec.Struct, forbid_unknown_fields=True):
-    weight: float
-
-
-class _Score(msgspec.Struct, forbid_unknown_fields=True):
-    score: float | Literal["inf"] | None
-
-
-class _Policy(msgspec.Struct, forbid_unknown_fields=True):
-    policy: str
-
-
-class _Believe(msgspec.Struct, forbid_unknown_fields=True):
-    """``source`` as GET /discovery names it; "" for all."""
-
-    source: str = ""
 
 
 class _Explain(msgspec.Struct):
@@ -116,43 +102,6 @@ class _Explain(msgspec.Struct):
     messages: msgspec.Raw = ABSENT
 
 
-class _AdminError(Exception):
-    def __init__(self, status: int, message: str, code: str, param: str | None = None) -> None:
-        super().__init__(message)
-        self.status = status
-        self.body = {
-            "error": {"message": message, "type": "invalid_request_error", "param": param, "code": code},
-        }
-
-
-def _json(value: object, status: int = 200) -> Response:
-    return Response(msgspec.json.encode(value), status, media_type="application/json")
-
-
-async def _body(request: Request, kind: type[_T]) -> _T:
-    return _decoded(await _raw(request), kind)
-
-
-async def _raw(request: Request) -> bytearray:
-    raw = bytearray()
-    async for part in request.stream():
-        raw += part
-        if len(raw) > BODY_BYTES_MAX:
-            raise _AdminError(413, f"The body is above {BODY_BYTES_MAX} bytes.", "body_too_large")
-    return raw
-
-
-def _decoded(raw: bytearray, kind: type[_T]) -> _T:
-    try:
-        return msgspec.json.decode(raw, type=kind)
-    except msgspec.ValidationError as error:
-        message, _, where = str(error).partition(" - at `$")
-        field = where.rstrip("`").lstrip(".") or (message.split("`")[1] if " field `" in message else None)
-        raise _AdminError(400, f"{message}.", "invalid_body", field) from None
-    except msgspec.DecodeError as error:
-        raise _AdminError(400, f"The body is not JSON: {error}.", "invalid_body") from None
-
-
 class _Admin:
     """The handlers."""
 
@@ -162,15 +111,9 @@ class _Admin:
     def routes(self) -> list[Route]:
         table: list[tuple[str, str, Callable[[Request], Awaitable[Response]]]] = [
             ("GET", "/replicas", self.replicas),
-            ("POST", "/replicas/{replica:path}/drain", self.drain),
-            ("POST", "/replicas/{replica:path}/undrain", self.undrain),
-            ("POST", "/replicas/{replica:path}/weight", self.weight),
-            ("POST", "/replicas/{replica:path}/score", self.score),
             ("GET", "/replicas/{replica:path}", self.one),
             ("GET", "/discovery", self.discovery),
-            ("POST", "/discovery/believe", self.believe),
             ("GET", "/peers", self.peers),
-            ("POST", "/policy", self.policy),
             ("POST", "/explain", self.explain),
             ("GET", "/config", self.config),
             ("GET", "/queue", self.queue),
@@ -189,7 +132,7 @@ class _Admin:
                 await asyncio.sleep(0)  # thousands of rows take longer than a token may wait
             if replica in control.fleet:
                 rows.append(msgspec.Raw(msgspec.json.encode(self._row(state, requests.get(replica, 0)))))
-        return _json(
+        return as_json(
             {
                 "url": control.url,
                 "policy": control.scheduler.policy_name,
@@ -208,7 +151,11 @@ class _Admin:
 
     async def one(self, request: Request) -> Response:
         state = self._state(request)
-        return _json(self._row(state, self._control.metrics.requests_by_replica().get(state.id, 0)))
+        return as_json(self.row(state))
+
+    def row(self, state: ReplicaLedger) -> dict[str, Any]:
+        """A replica as it is now."""
+        return self._row(state, self._control.metrics.requests_by_replica().get(state.id, 0))
 
     def _row(self, state: ReplicaLedger, requests: int) -> dict[str, Any]:
         control = self._control
@@ -218,10 +165,10 @@ class _Admin:
 
     async def discovery(self, _request: Request) -> Response:
         registries = self._control.registries
-        return _json({"sources": [] if registries is None else registries.as_rows()})
+        return as_json({"sources": [] if registries is None else registries.as_rows()})
 
     async def peers(self, _request: Request) -> Response:
-        return _json({"peering": self._peers()})
+        return as_json({"peering": self._peers()})
 
     def _nodes(self) -> dict[str, object] | None:
         """None for a gateway that takes no agents."""
@@ -234,12 +181,12 @@ class _Admin:
         return None if peering is None else peering.as_dict()
 
     async def config(self, _request: Request) -> Response:
-        return _json({"config": shown_to_people(self._control.cluster)})
+        return as_json({"config": shown_to_people(self._control.cluster)})
 
     async def queue(self, _request: Request) -> Response:
         admission = self._control.admission
         deadline = admission.next_deadline()
-        return _json(
+        return as_json(
             {
                 "queued": len(admission),
                 "size_bytes": admission.size_bytes,
@@ -260,11 +207,11 @@ class _Admin:
         return Response(b"".join(parts), media_type="text/plain; version=0.0.4; charset=utf-8")
 
     async def alive(self, _request: Request) -> Response:
-        return _json({"status": "ok"})
+        return as_json({"status": "ok"})
 
     async def explain(self, request: Request) -> Response:
-        raw = await _raw(request)
-        asked = _decoded(raw, _Explain)
+        raw = await read_raw(request)
+        asked = decoded(raw, _Explain)
         scheduler = self._control.scheduler
         path = asked.path or ("/v1/completions" if asked.messages is ABSENT else "/v1/chat/completions")
         sent = ClientRequest()
@@ -273,112 +220,51 @@ class _Admin:
         try:
             facts = inspect(sent, resolve(b"POST", path.encode()), scheduler)
         except ClientError as error:
-            raise _AdminError(400, error.message, error.code, error.param or "path") from None
+            raise AdminError(400, error.message, error.code, error.param or "path") from None
         if asked.prompt_tokens is not None:
             if facts.total_tokens_max:
                 facts.total_tokens_max += asked.prompt_tokens - facts.prompt_tokens
             facts.prompt_tokens = asked.prompt_tokens
         explained = scheduler.explain(facts, self._control.clock())
-        return _json(explained.as_dict() | {"prompt_tokens": facts.prompt_tokens})
-
-    # ---- levers -------------------------------------------------------------------------------------------------
-    async def drain(self, request: Request) -> Response:
-        state = self._state(request)
-        self._control.scheduler.drain(state.id)
-        return self._did(request, state)
-
-    async def undrain(self, request: Request) -> Response:
-        state = self._state(request)
-        self._control.scheduler.undrain(state.id)
-        return self._did(request, state)
-
-    async def weight(self, request: Request) -> Response:
-        state = self._state(request)
-        asked = await _body(request, _Weight)
-        try:
-            self._control.scheduler.set_weight(state.id, asked.weight)
-        except ValueError as error:
-            raise _AdminError(400, f"{error}.", "invalid_value", "weight") from None
-        return self._did(request, state, weight=asked.weight)
-
-    async def score(self, request: Request) -> Response:
-        state = self._state(request)
-        asked = (await _body(request, _Score)).score
-        try:
-            self._control.scheduler.force_score(state.id, math.inf if asked == "inf" else asked)
-        except ValueError as error:
-            raise _AdminError(400, f"{error}.", "invalid_value", "score") from None
-        return self._did(request, state, score=asked)
-
-    async def believe(self, request: Request) -> Response:
-        asked = await _body(request, _Believe)
-        registries = self._control.registries
-        known = [] if registries is None else [each.name for each in registries.sources]
-        if asked.source and asked.source not in known:
-            raise _AdminError(404, f"There is no source {asked.source!a}.", "not_found", "source")
-        leave = 0 if registries is None else registries.believe(asked.source)
-        self._control.log.info("discovery_believed", source=asked.source or "all", leave=leave)
-        return _json({"source": asked.source, "leave": leave})
-
-    async def policy(self, request: Request) -> Response:
-        asked = await _body(request, _Policy)
-        try:
-            self._control.scheduler.set_policy(asked.policy)
-        except ConfigError as error:
-            raise _AdminError(400, f"{error.message}.", "unknown_policy", "policy") from None
-        self._control.log.info("admin_change", what="policy", policy=asked.policy, client=_client(request))
-        return _json({"policy": self._control.scheduler.policy_name})
-
-    def _did(self, request: Request, state: ReplicaLedger, **fields: object) -> Response:
-        """Tells the log, lets queued requests have another look, and shows the replica as it is now."""
-        what = request.url.path.rsplit("/", 1)[-1]
-        self._control.log.info("admin_change", what=what, replica=state.id, client=_client(request), **fields)
-        self._control.data_plane.wake()
-        return _json(self._row(state, self._control.metrics.requests_by_replica().get(state.id, 0)))
+        return as_json(explained.as_dict() | {"prompt_tokens": facts.prompt_tokens})
 
     def _state(self, request: Request) -> ReplicaLedger:
-        replica = ReplicaId(request.path_params["replica"])
-        state = self._control.scheduler.states().get(replica)
-        if state is None:
-            raise _AdminError(404, f"There is no replica {replica!r}.", "replica_not_found", "replica")
-        return state
-
-
-def _client(request: Request) -> str:
-    return request.client.host if request.client else ""
+        return state_of(self._control.scheduler, request)
 
 
 def build_admin(control: Control, token: str | None) -> Starlette:
     """The admin API as an ASGI application; ``token`` None asks for none."""
 
     async def refused(_request: Request, error: Exception) -> Response:
-        assert isinstance(error, _AdminError)
-        return _json(error.body, error.status)
+        assert isinstance(error, AdminError)
+        return as_json(error.body, error.status)
 
     async def not_found(request: Request, _error: Exception) -> Response:
-        return _json(_AdminError(404, f"There is no {request.url.path}.", "route_not_found").body, 404)
+        return as_json(AdminError(404, f"There is no {request.url.path}.", "route_not_found").body, 404)
 
     async def wrong_method(request: Request, _error: Exception) -> Response:
         message = f"{request.method} does not apply to {request.url.path}."
-        return _json(_AdminError(405, message, "method_not_allowed").body, 405)
+        return as_json(AdminError(405, message, "method_not_allowed").body, 405)
 
     async def failed(request: Request, error: Exception) -> Response:
         control.log.error("admin_failed", path=request.url.path, error=repr(error))
-        return _json(
+        return as_json(
             {"error": {"message": "Internal error.", "type": "server_error", "param": None, "code": "internal_error"}},
             500,
         )
 
+    admin = _Admin(control)
+    parts = (Nodes(control), KeyRoutes(control), LeverRoutes(control, admin.row), admin)
     app = Starlette(
-        routes=[*Nodes(control).routes(), *_Admin(control).routes()],
-        exception_handlers={_AdminError: refused, 404: not_found, 405: wrong_method, Exception: failed},
+        routes=[route for part in parts for route in part.routes()],
+        exception_handlers={AdminError: refused, 404: not_found, 405: wrong_method, Exception: failed},
     )
 
     async def guarded(scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] == "http":
             request = Request(scope)
             if (error := _may_not(request, token)) is not None:
-                await _json(error.body, error.status)(scope, receive, send)
+                await as_json(error.body, error.status)(scope, receive, send)
                 return
         await app(scope, receive, send)
 
@@ -387,16 +273,16 @@ def build_admin(control: Control, token: str | None) -> Starlette:
     return outer
 
 
-def _may_not(request: Request, token: str | None) -> _AdminError | None:
+def _may_not(request: Request, token: str | None) -> AdminError | None:
     """Why the request is refused, or None."""
     if token is not None:
         scheme, _, given = request.headers.get("authorization", "").partition(" ")
         if scheme.lower() != "bearer" or not hmac.compare_digest(given.strip().encode(), token.encode()):
-            return _AdminError(401, "The admin API needs Authorization: Bearer TOKEN.", "unauthorized")
+            return AdminError(401, "The admin API needs Authorization: Bearer TOKEN.", "unauthorized")
         return None
     # Without a token, loopback is the only guard, and a browser on this machine is inside it.
     if request.headers.get("origin") is not None or not _is_address(request.headers.get("host", "")):
-        return _AdminError(403, "The admin API takes no requests from web pages.", "forbidden")
+        return AdminError(403, "The admin API takes no requests from web pages.", "forbidden")
     return None
 
 

@@ -18,13 +18,12 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from exaserve.domain.errors import ExaServeError
+from exaserve.gateway.admin.answers import AdminError, as_json, client_of, decoded, read_raw
 from exaserve.gateway.fleet.agents import AgentServer
 from exaserve.observe import EventLog
 from exaserve.wire.messages import VERBS
 
 __all__ = ["Nodes"]
-
-_BODY_BYTES_MAX = 65_536
 
 
 class _Ask(msgspec.Struct, forbid_unknown_fields=True):
@@ -55,44 +54,32 @@ class Nodes:
 
     async def summary(self, _request: Request) -> Response:
         agents = self._control.agents
-        return _json({"nodes": 0, "replicas": 0, "ready": 0, "address": ""} if agents is None else agents.summary())
+        return as_json({"nodes": 0, "replicas": 0, "ready": 0, "address": ""} if agents is None else agents.summary())
 
     async def all(self, _request: Request) -> Response:
         agents = self._control.agents
-        return _json({"nodes": [] if agents is None else agents.as_rows()})
+        return as_json({"nodes": [] if agents is None else agents.as_rows()})
 
     async def verb(self, request: Request) -> Response:
         agents = self._control.agents
         node, name = request.path_params["node"], request.path_params["verb"]
         if agents is None:
             message = "No agents run here: set agents.enabled in the cluster file, so that one runs on each node."
-            return _error(404, message, "no_agents", "node")
-        verb = next((verb for verb in VERBS if verb == name), None)
+            raise AdminError(404, message, "no_agents", "node")
+        verb = next(verb for verb in VERBS if verb == name)
         if verb is None:
-            return _error(404, f"{name!r} is none of {', '.join(VERBS)}.", "unknown_verb", "verb")
-        raw = await request.body()
-        if len(raw) > _BODY_BYTES_MAX:
-            return _error(413, f"The body is above {_BODY_BYTES_MAX} bytes.", "body_too_large", None)
-        try:
-            asked = msgspec.json.decode(raw, type=_Ask) if raw else _Ask()
-        except msgspec.DecodeError as error:
-            return _error(400, f"{error}.", "invalid_body", None)
+            raise AdminError(404, f"{name!r} is none of {', '.join(VERBS)}.", "unknown_verb", "verb")
+        raw = await read_raw(request)
+        asked = decoded(raw, _Ask) if raw else _Ask()
         drain_s = -1.0 if asked.drain_s is None else asked.drain_s
         try:
             result = await agents.ask(node, verb, asked.replica, lines_max=asked.lines, drain_s=drain_s)
         except ExaServeError as error:
-            return _error(error.status, error.message, error.code, error.param)
+            raise AdminError(error.status, error.message, error.code, error.param) from None
         if name != "logs":
-            client = request.client.host if request.client else ""
-            self._control.log.info("admin_change", what=name, node=node, replica=asked.replica or None, client=client)
+            self._control.log.info(
+                "admin_change", what=name, node=node, replica=asked.replica or None, client=client_of(request)
+            )
         if not result.ok:
-            return _error(409, f"{result.message}.", "verb_failed", "replica")
-        return _json({"node": node, "verb": name, "lines": result.lines})
-
-
-def _json(value: object, status: int = 200) -> Response:
-    return Response(msgspec.json.encode(value), status, media_type="application/json")
-
-
-def _error(status: int, message: str, code: str, param: str | None) -> Response:
-    return _json({"error": {"message": message, "type": "invalid_request_error", "param": param, "code": code}}, status)
+            raise AdminError(409, f"{result.message}.", "verb_failed", "replica")
+        return as_json({"node": node, "verb": name, "lines": result.lines})

@@ -286,7 +286,7 @@ class AgentServer:
     def _undrain(self, row: Row) -> None:
         if row.drained:
             row.drained = False
-            self.scheduler.undrain(row.id)
+            self.members.back(row.id)
 
     def take_report(self, connection: NodeConnection, report: AgentReport) -> None:
         """What an agent says of its replicas. Those that a full report does not name are gone."""

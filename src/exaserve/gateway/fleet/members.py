@@ -25,11 +25,19 @@ class Members:
         self._telemetry = telemetry
         self._pool = pool
         self._clock = clock
+        self.on_join: Callable[[ReplicaId], object] = str
+        """Told of each replica that has come, or is back in rotation: what operators decided of it holds again."""
 
     def joined(self, spec: ReplicaSpec) -> None:
         """It takes requests once a probe has gone well. ValueError where its id is taken."""
         self._fleet.add(spec, self._clock())
         self._telemetry.add(spec)
+        self.on_join(spec.id)
+
+    def back(self, replica: ReplicaId) -> None:
+        """It was out of rotation at its agent's word, and is so no longer."""
+        self._fleet.scheduler.undrain(replica)
+        self.on_join(replica)
 
     def left(self, replica: ReplicaId) -> None:
         """Nothing is kept of it; what is in flight there ends in peace. KeyError for an unknown replica."""

@@ -59,6 +59,8 @@ class PeerOwner(Protocol):
 
     def lost(self, link: PeerLink) -> None: ...
 
+    def heard(self, link: PeerLink, kind: FrameKind, payload: bytes) -> None: ...
+
 
 class PeerLink(LinkProtocol):
     """One connection to a peer, from the first byte to the last."""
@@ -110,7 +112,8 @@ class PeerLink(LinkProtocol):
 
     def took(self, kind: FrameKind, payload: bytes) -> None:
         if kind is not FrameKind.EVENTS:
-            raise WireError(f"a peer does not send {kind.name}")
+            self.owner.heard(self, kind, payload)
+            return
         events = self._reader.feed(payload)
         for event in events:
             self._take(event, self.heard_at)

@@ -30,7 +30,7 @@ from exaserve.gateway.peers.link import PeerLink
 from exaserve.gateway.peers.replication import Outbox
 from exaserve.observe import EventLog, Family, labels
 from exaserve.scheduling import Scheduler
-from exaserve.wire import WireError
+from exaserve.wire import FrameKind, WireError
 
 __all__ = ["PeerView", "Peering"]
 
@@ -97,6 +97,9 @@ class Peering:
         self.on_change = on_change
         self.bounds = bounds
         self.instance = secrets.token_bytes(8)
+        self.takers: dict[FrameKind, Callable[[PeerLink, bytes], None]] = {}
+        """Who takes which kind of frames, beside those of placements."""
+        self.on_greeted: list[Callable[[PeerLink], None]] = []
         self.losses_total = 0
         self.refused_total = 0
         self.flushes_total = 0
@@ -287,8 +290,21 @@ class Peering:
         self._links[link.peer] = link
         self.outbox.listening = True
         link.send_snapshot()
+        for call in self.on_greeted:
+            call(link)
         self._homes_soon()
         self._log.info("peer_up", peer=link.peer, address=link.address)
+
+    def heard(self, link: PeerLink, kind: FrameKind, payload: bytes) -> None:
+        """A frame that is no placement. WireError where nobody here knows the kind."""
+        take = self.takers.get(kind)
+        if take is None:
+            raise WireError(f"a peer does not send {kind.name}")
+        take(link, payload)
+
+    def links(self) -> list[PeerLink]:
+        """Of the connected peers."""
+        return list(self._links.values())
 
     def _dialer(self, link: PeerLink) -> str:
         return self.name if link.dialed is not None else link.peer

@@ -1,0 +1,167 @@
+"""The admin API's part for those who use the endpoint: keys, tenants, and what administrators did.
+
+=======  ==============================  =====================================================================
+GET      /keys                           all keys, without secrets
+POST     /keys                           a new key, or a list of them; the answer alone has the secret
+GET      /keys/{key}                     one, by id or name
+PATCH    /keys/{key}                     what is to be different
+POST     /keys/{key}/rotate              a new secret; ``{"grace_s": 3600}``: how long the old one is still taken
+POST     /keys/{key}/revoke              for good
+GET      /tenants                        all tenants
+PUT      /tenants/{tenant}               makes one, or changes it
+DELETE   /tenants/{tenant}               where none of its keys is in use
+GET      /audit                          what was done, newest first; ``?count=100&before=NUMBER``
+=======  ==============================  =====================================================================
+"""
+
+from __future__ import annotations
+
+import secrets
+from typing import Any, Protocol
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from exaserve.control.keydesk import KeyChange, KeyWish, TenantChange, Wish, shown
+from exaserve.domain.errors import ConfigError
+from exaserve.gateway.admin.answers import AdminError, as_json, client_of, read_body, refused
+from exaserve.gateway.guard.keeper import GuardKeeper
+from exaserve.gateway.guard.store import AuditRow
+from exaserve.observe import EventLog
+
+__all__ = ["KeyControl", "KeyRoutes"]
+
+_AUDIT_ROWS_MAX = 10_000
+
+
+class _Rotate(msgspec.Struct, forbid_unknown_fields=True):
+    grace_s: float = 0.0
+
+
+_Wishes: Any = KeyWish | list[KeyWish]
+"""One key, or as many as there are in a list: all of them or none."""
+
+
+class KeyControl(Protocol):
+    """What of a gateway this needs."""
+
+    log: EventLog
+    keeper: GuardKeeper
+
+
+class KeyRoutes:
+    """The handlers."""
+
+    def __init__(self, control: KeyControl) -> None:
+        self._control = control
+
+    def routes(self) -> list[Route]:
+        return [
+            Route("/keys", self.keys, methods=["GET"]),
+            Route("/keys", self.create, methods=["POST"]),
+            Route("/keys/{key}", self.key, methods=["GET"]),
+            Route("/keys/{key}", self.change, methods=["PATCH"]),
+            Route("/keys/{key}/rotate", self.rotate, methods=["POST"]),
+            Route("/keys/{key}/revoke", self.revoke, methods=["POST"]),
+            Route("/tenants", self.tenants, methods=["GET"]),
+            Route("/tenants/{tenant}", self.set_tenant, methods=["PUT"]),
+            Route("/tenants/{tenant}", self.remove_tenant, methods=["DELETE"]),
+            Route("/audit", self.audit, methods=["GET"]),
+        ]
+
+    async def keys(self, _request: Request) -> Response:
+        return as_json({"keys": [shown(key) for key in self._control.keeper.desk.all_keys()]})
+
+    async def key(self, request: Request) -> Response:
+        try:
+            return as_json(shown(self._control.keeper.desk.key(request.path_params["key"])))
+        except ConfigError as error:
+            raise AdminError(404, f"{error.message}.", "key_not_found", "key") from None
+
+    async def create(self, request: Request) -> Response:
+        asked = await read_body(request, _Wishes)
+        wishes = asked if isinstance(asked, list) else [asked]
+        keeper = self._control.keeper
+        desk, now = keeper.desk, keeper.state.wall()
+        try:
+            made = [desk.create(wish, f"key_{secrets.token_hex(6)}", secrets.token_urlsafe(32), now) for wish in wishes]
+        except ConfigError as error:
+            raise refused(error) from None
+        await self._write(request, *(done for done, _, _ in made))
+        keys = [
+            shown(key) | ({} if wish.secret is not None else {"secret": text})
+            for wish, (_, key, text) in zip(wishes, made, strict=True)
+        ]
+        return as_json({"keys": keys} if isinstance(asked, list) else keys[0], 201)
+
+    async def change(self, request: Request) -> Response:
+        change = await read_body(request, KeyChange)
+        try:
+            done, key = self._control.keeper.desk.change(request.path_params["key"], change)
+        except ConfigError as error:
+            raise refused(error) from None
+        await self._write(request, done)
+        return as_json(shown(key))
+
+    async def rotate(self, request: Request) -> Response:
+        asked = await read_body(request, _Rotate)
+        keeper = self._control.keeper
+        try:
+            done, key, text = keeper.desk.rotate(
+                request.path_params["key"], secrets.token_urlsafe(32), asked.grace_s, keeper.state.wall()
+            )
+        except ConfigError as error:
+            raise refused(error) from None
+        await self._write(request, done)
+        return as_json(shown(key) | {"secret": text})
+
+    async def revoke(self, request: Request) -> Response:
+        try:
+            done, key = self._control.keeper.desk.revoke(request.path_params["key"])
+        except ConfigError as error:
+            raise refused(error) from None
+        await self._write(request, done)
+        return as_json(shown(key))
+
+    async def tenants(self, _request: Request) -> Response:
+        return as_json({"tenants": [shown(tenant) for tenant in self._control.keeper.desk.tenants()]})
+
+    async def set_tenant(self, request: Request) -> Response:
+        change = await read_body(request, TenantChange)
+        try:
+            done, tenant = self._control.keeper.desk.set_tenant(request.path_params["tenant"], change)
+        except ConfigError as error:
+            raise refused(error) from None
+        await self._write(request, done)
+        return as_json(shown(tenant))
+
+    async def remove_tenant(self, request: Request) -> Response:
+        try:
+            done = self._control.keeper.desk.remove_tenant(request.path_params["tenant"])
+        except ConfigError as error:
+            raise refused(error) from None
+        await self._write(request, done)
+        return as_json({"removed": done.target})
+
+    async def audit(self, request: Request) -> Response:
+        try:
+            count = min(int(request.query_params.get("count", 100)), _AUDIT_ROWS_MAX)
+            before = int(text) if (text := request.query_params.get("before")) else None
+        except ValueError:
+            raise AdminError(400, "count and before must be whole numbers.", "invalid_value", "count") from None
+        rows = await self._control.keeper.state.audit(max(count, 1), before)
+        return as_json({"audit": [{"number": number, **row._asdict()} for number, row in rows]})
+
+    async def _write(self, request: Request, *wishes: Wish) -> None:
+        """All or nothing."""
+        state = self._control.keeper.state
+        who = f"admin {client_of(request)}"
+        rows = [AuditRow(state.wall(), who, wish.what, wish.target, wish.before, wish.after) for wish in wishes]
+        try:
+            await state.change([change for wish in wishes for change in wish.changes], rows)
+        except ConfigError as error:
+            raise AdminError(503, f"{error.message}.", "not_kept", error.param) from None
+        for wish in wishes:
+            self._control.log.info("admin_change", what=wish.what, target=wish.target, client=client_of(request))

@@ -1,0 +1,67 @@
+"""Puts the control document into force at one gateway: who is asked for a key, which there are, and the levers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from exaserve.config.guard import AuthSettings
+from exaserve.control.document import Entry
+from exaserve.control.keydesk import Keydesk
+from exaserve.control.levers import Levers
+from exaserve.domain.replica import ReplicaId
+from exaserve.gateway.core import Core
+from exaserve.gateway.guard.guard import Guard
+from exaserve.gateway.guard.state import ControlState
+from exaserve.observe import EventLog
+
+__all__ = ["GuardKeeper"]
+
+_OF_GUARD = frozenset({"key", "tenant"})
+
+
+class GuardKeeper:
+    """See the module's text.
+
+    Args:
+        policy: what the cluster file says of it.
+    """
+
+    def __init__(self, state: ControlState, core: Core, auth: AuthSettings, policy: str, log: EventLog) -> None:
+        self.state = state
+        self.levers = Levers(state.document, core.scheduler, policy)
+        self._core = core
+        self._auth = auth
+        self._log = log
+        self._guard = Guard(state.wall)
+        state.on_change.append(self._changed)
+        state.on_secrets.append(self.refresh)
+
+    @property
+    def desk(self) -> Keydesk:
+        return Keydesk(self.state.document, self.state.secrets)
+
+    def start(self) -> None:
+        """What stands in the document holds from the first request on."""
+        self.levers.apply_policy()
+        self.refresh()
+        self.state.start()
+
+    def joined(self, replica: ReplicaId) -> None:
+        """A replica has come, or is back in rotation by itself."""
+        self.levers.joined(replica)
+
+    def refresh(self) -> None:
+        """Keys, tenants or secrets are others."""
+        book = self.desk.book()
+        mode = self._auth.mode
+        # Where there ever was a key, the endpoint does not open again because the last one was revoked.
+        asks = mode == "keys" or (mode == "auto" and bool(book.keys or self._auth.jwt))
+        self._guard.take(book)
+        if asks != (self._core.guard is not None):
+            self._log.info("auth", mode="keys" if asks else "open", keys=len(book))
+        self._core.guard = self._guard if asks else None
+
+    def _changed(self, entries: Sequence[Entry]) -> None:
+        if any(entry.kind in _OF_GUARD for entry in entries):
+            self.refresh()
+        self.levers.changed(entries)

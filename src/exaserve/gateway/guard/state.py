@@ -1,0 +1,197 @@
+"""A gateway's control document at work: read from the state folder, written there before it is acknowledged, watched.
+
+Who writes there beside this process (a command, another gateway of the machine) is noticed within ``WATCH_S``. Without
+a folder the document is only in memory, and lasts as long as the process or its peers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import sqlite3
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from exaserve.control.document import Document, Entry
+from exaserve.domain.errors import ConfigError
+from exaserve.gateway.guard.secrets_file import SecretsFile, new_secret
+from exaserve.gateway.guard.store import AuditRow, Store
+from exaserve.observe import EventLog
+
+__all__ = ["WATCH_S", "ControlState"]
+
+WATCH_S = 0.25
+_PURGE_S = 3600.0
+_AUDIT_HELD = 10_000
+"""Audit rows that are held without a folder."""
+
+
+class ControlState:
+    """See the module's text.
+
+    Args:
+        folder: the state folder; None keeps all in memory.
+        writer: this gateway's name in what it writes; unique among gateways and commands.
+        wall: seconds since 1970.
+
+    Attributes:
+        secrets: cluster secrets by id.
+        on_change: told what has changed, in the loop's thread; each may ask the document.
+        on_write: told of entries that were changed here and of those that came from a command, to pass on to peers.
+        on_secrets: there are more cluster secrets.
+
+    Raises:
+        ConfigError: the folder cannot be used.
+    """
+
+    def __init__(self, folder: Path | None, writer: str, log: EventLog, wall: Callable[[], float] = time.time) -> None:
+        self.document = Document(writer)
+        self.folder = folder
+        self.wall = wall
+        self.on_change: list[Callable[[Sequence[Entry]], None]] = []
+        self.on_write: list[Callable[[Sequence[Entry]], None]] = []
+        self.on_secrets: list[Callable[[], None]] = []
+        self.failures = 0
+        self._log = log
+        self._store: Store | None = None
+        self._file: SecretsFile | None = None
+        self._held: list[AuditRow] = []
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="state")
+        """One thread does all that blocks, in order."""
+        self._watcher: asyncio.Task[None] | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._purged_at = wall()
+        if folder is None:
+            self.secrets = new_secret()
+            return
+        self._store = Store(folder)
+        self._file = SecretsFile(folder)
+        self.secrets = self._file.ready()
+        self.document.merge(self._store.entries(), 2**62)
+
+    @property
+    def _wall_ms(self) -> int:
+        return int(self.wall() * 1000)
+
+    # ---- life ---------------------------------------------------------------------------------------------------
+    def start(self) -> None:
+        if self._store is not None and self._watcher is None:
+            self._watcher = asyncio.get_running_loop().create_task(self._watch())
+
+    async def stop(self) -> None:
+        """Writes what is to be written; nothing is taken afterwards."""
+        if self._watcher is not None:
+            self._watcher.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._watcher
+            self._watcher = None
+        while self._tasks:
+            await asyncio.gather(*self._tasks, return_exceptions=True)
+        store, self._store = self._store, None
+        if store is not None:
+            await self._blocking(store.close)
+        self._thread.shutdown(wait=False)
+
+    async def _blocking(self, call: Callable[..., object], *args: object) -> object:
+        return await asyncio.get_running_loop().run_in_executor(self._thread, call, *args)
+
+    async def _watch(self) -> None:
+        store, file = self._store, self._file
+        assert store is not None
+        assert file is not None
+        failing = False
+        while True:
+            await asyncio.sleep(WATCH_S)
+            try:
+                if await self._blocking(store.changed):
+                    secrets = await self._blocking(file.read)
+                    self._take_secrets(secrets)  # type: ignore[arg-type]
+                    changed = self.document.merge(await self._blocking(store.entries), 2**62)  # type: ignore[arg-type]
+                    self._changed(changed, tell=True)
+                if self.wall() - self._purged_at > _PURGE_S:
+                    self._purged_at = self.wall()
+                    await self._blocking(store.forget, self.document.purge(self._wall_ms))
+                failing = False
+            except (sqlite3.Error, OSError, ConfigError) as error:
+                self.failures += 1
+                if not failing:
+                    self._log.error("state_unreadable", folder=str(self.folder), error=str(error))
+                failing = True
+
+    # ---- changes ------------------------------------------------------------------------------------------------
+    async def change(self, changes: Sequence[tuple[str, str, bytes | None]], audit: Sequence[AuditRow]) -> None:
+        """Writes entries (kind, id, value); in force, and on the disk, when it returns.
+
+        Raises:
+            ConfigError: an entry cannot be taken, or the folder cannot be written; then nothing has changed for good.
+        """
+        entries = [self.document.put(kind, name, value, self._wall_ms) for kind, name, value in changes]
+        self._changed(entries, tell=True)
+        if self._store is None:
+            self._held = [*self._held, *audit][-_AUDIT_HELD:]
+            return
+        try:
+            await self._blocking(self._store.write, entries, list(audit))
+        except (sqlite3.Error, OSError) as error:
+            self.failures += 1
+            raise ConfigError(
+                f"the change is in force, but could not be written to {self.folder} ({error}), and ends with the"
+                " process; make room there and repeat it",
+                param="gateway.state_dir",
+            ) from None
+
+    def merge(self, entries: Sequence[Entry]) -> None:
+        """Takes what a peer wrote."""
+        refused = self.document.refused
+        changed = self.document.merge(entries, self._wall_ms)
+        if self.document.refused != refused:
+            self._log.warning(
+                "control_refused", entries=self.document.refused - refused,
+                why="a peer's clock is more than ten minutes ahead of this one's, or its entries are too large",
+            )  # fmt: skip
+        self._changed(changed, tell=False)
+        self._soon(self._store.write if self._store is not None else None, changed)
+
+    def take_secrets(self, secrets: dict[str, bytes]) -> None:
+        """Takes in those of a peer."""
+        if not secrets.keys() <= self.secrets.keys():
+            known = {**self.secrets, **secrets}
+            self._take_secrets(known)
+            self._soon(self._file.add if self._file is not None else None, known)
+
+    def _take_secrets(self, secrets: dict[str, bytes]) -> None:
+        if secrets.keys() != self.secrets.keys():
+            self.secrets = {**self.secrets, **secrets}
+            for call in self.on_secrets:
+                call()
+
+    def _changed(self, entries: Sequence[Entry], *, tell: bool) -> None:
+        if not entries:
+            return
+        for call in self.on_change:
+            call(entries)
+        if tell:
+            for call in self.on_write:
+                call(entries)
+
+    def _soon(self, call: Callable[..., object] | None, what: object) -> None:
+        if call is not None and what:
+            task = asyncio.get_running_loop().create_task(self._write(call, what))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    async def _write(self, call: Callable[..., object], what: object) -> None:
+        try:
+            await self._blocking(call, what)
+        except (sqlite3.Error, OSError, ConfigError) as error:
+            self.failures += 1
+            self._log.error("state_unwritable", folder=str(self.folder), error=str(error))
+
+    async def audit(self, count: int, before: int | None = None) -> list[tuple[int, AuditRow]]:
+        """The newest administrative actions with their numbers."""
+        if self._store is None:
+            rows = list(enumerate(self._held))
+            return [row for row in reversed(rows) if before is None or row[0] < before][:count]
+        return await self._blocking(self._store.audit, count, before)  # type: ignore[return-value]
