@@ -25,6 +25,7 @@ from exaserve.config import (
     state_dir_of,
 )
 from exaserve.config.discover import merge_discovery
+from exaserve.config.guard import AuthMode, AuthSettings
 from exaserve.domain.errors import ConfigError
 
 __all__ = ["gateway"]
@@ -74,6 +75,10 @@ def gateway(
     engine_api_key_file: Annotated[
         Path | None, typer.Option(metavar="FILE", help="API key of the engines, for probes and telemetry.")
     ] = None,
+    auth: Annotated[
+        AuthMode | None,
+        typer.Option(help="keys: each request needs one; open: none does. [keys once there are any]"),
+    ] = None,
     state_dir: Annotated[
         Path | None,
         typer.Option("--state-dir", metavar="DIR", help="Where keys, decisions and use are kept. [gateway.state_dir]"),
@@ -99,7 +104,8 @@ def gateway(
     flags |= _peer_flags(name, peer, peer_listen, peer_token_file)
 
     def load() -> Cluster:
-        return _cluster(config, replica or [], discover or [], policy, flags)
+        cluster = _cluster(config, replica or [], discover or [], policy, flags)
+        return cluster if auth is None else msgspec.structs.replace(cluster, auth=AuthSettings(mode=auth))
 
     cluster = load()
     secrets = _secrets(cluster, flags)

@@ -162,6 +162,7 @@ class Gateway:
             ConfigError: an address is in use or not ours; nothing is left open.
         """
         settings = self.cluster.gateway
+        self.keeper.refuse_open(settings.host)
         loop = asyncio.get_running_loop()
         try:
             self._server = await loop.create_server(

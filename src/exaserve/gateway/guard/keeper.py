@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from exaserve.config import is_loopback
 from exaserve.config.guard import AuthSettings
 from exaserve.control.document import Entry
 from exaserve.control.keydesk import Keydesk
 from exaserve.control.levers import Levers
+from exaserve.domain.errors import ConfigError
 from exaserve.domain.replica import ReplicaId
 from exaserve.gateway.core import Core
 from exaserve.gateway.guard.guard import Guard
@@ -35,16 +37,25 @@ class GuardKeeper:
         self._guard = Guard(state.wall)
         state.on_change.append(self._changed)
         state.on_secrets.append(self.refresh)
+        self.levers.apply_policy()
+        self.refresh()
 
     @property
     def desk(self) -> Keydesk:
         return Keydesk(self.state.document, self.state.secrets)
 
     def start(self) -> None:
-        """What stands in the document holds from the first request on."""
-        self.levers.apply_policy()
-        self.refresh()
+        """Watches what others change."""
         self.state.start()
+
+    def refuse_open(self, host: str) -> None:
+        """ConfigError where strangers could use an endpoint of which nobody has said that it is open."""
+        if self._core.guard is None and self._auth.mode == "auto" and not is_loopback(host):
+            raise ConfigError(
+                f"gateway.host: {host} can be reached from other machines, and nobody is asked for a key; make one by"
+                " `exaserve keys create`, or write `auth: open` (--auth open) if everyone may use it",
+                param="gateway.host",
+            )
 
     def joined(self, replica: ReplicaId) -> None:
         """A replica has come, or is back in rotation by itself."""
@@ -55,7 +66,7 @@ class GuardKeeper:
         book = self.desk.book()
         mode = self._auth.mode
         # Where there ever was a key, the endpoint does not open again because the last one was revoked.
-        asks = mode == "keys" or (mode == "auto" and bool(book.keys or self._auth.jwt))
+        asks = mode == "keys" or (mode == "auto" and bool(book.keys))
         self._guard.take(book)
         if asks != (self._core.guard is not None):
             self._log.info("auth", mode="keys" if asks else "open", keys=len(book))
