@@ -163,7 +163,7 @@ def test_status_shows_the_replicas(engines):
         (["--replica", "http://127.0.0.1:1", "--replica", "http://localhost:1/"], "same address"),
         (["--replica", "http://127.0.0.1:1", "--policy", "entropie"], "unknown policy 'entropie'"),
         (["--replica", "http://127.0.0.1:1", "--log-level", "loud"], "--log-level"),
-        (["--replica", "http://127.0.0.1:1", "--host", "192.0.2.1"], "does not have that address"),
+        (["--auth", "open", "--replica", "http://127.0.0.1:1", "--host", "192.0.2.1"], "does not have that address"),
         (["--replica", "http://127.0.0.1:1", "--admin-host", "0.0.0.0", "--port", "0"], "admin_token_file"),
         (["--config", "/nonexistent.yaml"], "no such file"),
     ],

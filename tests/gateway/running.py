@@ -13,6 +13,7 @@ import httpx
 from tests.gateway.fake_engine import FakeEngine
 
 from exaserve.config import Cluster, GatewaySettings, Pool, TelemetrySettings
+from exaserve.config.guard import AuthMode, AuthSettings
 from exaserve.domain.replica import ReplicaId
 from exaserve.gateway.app import Gateway
 from exaserve.health import HealthConfig
@@ -30,6 +31,7 @@ def cluster_of(
     health: HealthConfig = QUICK,
     scheduling: SchedulerConfig = SchedulerConfig(),  # noqa: B008  # frozen
     admission: AdmissionConfig = AdmissionConfig(),  # noqa: B008
+    auth: AuthMode = "auto",
     **settings: Any,
 ) -> Cluster:
     """Replicas by URL alone, quick probes, free ports."""
@@ -39,6 +41,7 @@ def cluster_of(
         scheduling=scheduling,
         admission=admission,
         telemetry=TelemetrySettings(interval_s=0.05, timeout_s=10.0),
+        auth=AuthSettings(mode=auth),
         gateway=GatewaySettings(port=0, admin_port=0, drain_s=60.0, **settings),
     )
 

@@ -111,7 +111,7 @@ async def test_a_port_in_use_is_named():
 async def test_an_address_that_is_not_ours_is_named():
     async with FakeEngine() as engine:
         with pytest.raises(ConfigError, match="does not have that address"):
-            async with running(engine, host="192.0.2.1"):
+            async with running(engine, host="192.0.2.1", auth="open"):
                 pass
 
 

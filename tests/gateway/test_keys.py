@@ -10,12 +10,10 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-import msgspec
 import pytest
 from tests.gateway.fake_engine import FakeEngine
 from tests.gateway.running import admin_of, client_of, cluster_of, until
 
-from exaserve.config.guard import AuthSettings
 from exaserve.control.document import Document
 from exaserve.control.keydesk import Keydesk
 from exaserve.domain.errors import ConfigError
@@ -31,11 +29,12 @@ CHAT = {"model": "m", "messages": [{"role": "user", "content": "x"}]}
 class Kept(Gateway):
     """A gateway with a state folder, and its log in ``lines``."""
 
-    def __init__(self, *engines: FakeEngine, folder: Path | None, auth: str = "auto", **settings: Any) -> None:
+    def __init__(self, *engines: FakeEngine, folder: Path | None, **settings: Any) -> None:
         self.lines: list[str] = []
-        cluster = msgspec.structs.replace(cluster_of(*engines, **settings), auth=AuthSettings(mode=auth))  # type: ignore[arg-type]
         log = EventLog(self.lines.append, burst_max=1000)
-        super().__init__(cluster, log=log, rng=Random(0), engine_api_key="sk-engines-own", state_dir=folder)
+        super().__init__(
+            cluster_of(*engines, **settings), log=log, rng=Random(0), engine_api_key="sk-engines-own", state_dir=folder
+        )
 
 
 @contextlib.asynccontextmanager

@@ -31,6 +31,16 @@ from exaserve.domain.errors import ConfigError
 __all__ = ["gateway"]
 
 
+_Discover = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="URL",
+        help="Where to find replicas: consul://HOST:8500/SERVICE, kubernetes://NAMESPACE/SERVICE,"
+        " dns:///_http._tcp.NAME or file:///PATH. Repeat for more.",
+    ),
+]
+
+
 def gateway(
     replica: Annotated[
         list[str] | None,
@@ -41,14 +51,7 @@ def gateway(
     port: Annotated[
         int | None, typer.Option(min=0, max=65535, help="Port to listen on, 0 for a free one. [8000]")
     ] = None,
-    discover: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="URL",
-            help="Where to find replicas: consul://HOST:8500/SERVICE, kubernetes://NAMESPACE/SERVICE,"
-            " dns:///_http._tcp.NAME or file:///PATH. Repeat for more.",
-        ),
-    ] = None,
+    discover: _Discover = None,
     policy: Annotated[str | None, typer.Option(help="How replicas are chosen, such as round_robin. [entropy]")] = None,
     admin_host: Annotated[str | None, typer.Option(help="Address of the admin API. [127.0.0.1]")] = None,
     admin_port: Annotated[
@@ -98,21 +101,19 @@ def gateway(
     if config is None and not replica and not discover and (named := read_environment().config):
         config = Path(named)
     flags: dict[str, Any] = {"host": host, "port": port, "admin_host": admin_host, "admin_port": admin_port}
-    flags["engine_api_key_file"] = None if engine_api_key_file is None else str(engine_api_key_file)
-    flags["state_dir"] = None if state_dir is None else str(state_dir)
-    flags["admin_token_file"] = None if admin_token_file is None else str(admin_token_file)
-    flags |= _peer_flags(name, peer, peer_listen, peer_token_file)
+    files = {"engine_api_key_file": engine_api_key_file, "state_dir": state_dir, "admin_token_file": admin_token_file}
+    flags |= {field: path and str(path) for field, path in files.items()} | _peer_flags(
+        name, peer, peer_listen, peer_token_file
+    )
 
     def load() -> Cluster:
         cluster = _cluster(config, replica or [], discover or [], policy, flags)
-        return cluster if auth is None else msgspec.structs.replace(cluster, auth=AuthSettings(mode=auth))
+        return msgspec.structs.replace(cluster, auth=AuthSettings(mode=auth) if auth else cluster.auth)
 
     cluster = load()
-    secrets = _secrets(cluster, flags)
-    remarks = refuse_start(cluster)
-    watched = config if config is not None and config.is_file() else None
-    options = {**secrets, "state_dir": state_dir_of(cluster.gateway), "reuse_port": reuse_port, "watched": watched}
-    _run(cluster, load if config is not None else None, options, log_level, remarks)
+    options = {**_secrets(cluster, flags), "state_dir": state_dir_of(cluster.gateway), "reuse_port": reuse_port}
+    options["watched"] = config if config is not None and config.is_file() else None
+    _run(cluster, load if config is not None else None, options, log_level, refuse_start(cluster))
 
 
 def _secrets(cluster: Cluster, flags: dict[str, Any]) -> dict[str, Any]:

@@ -110,17 +110,8 @@ class Gateway:
         self.keeper = GuardKeeper(self.control, self.core, cluster.auth, policy.policy, log)
         self.members.on_join = self.keeper.joined
         self.probes = Probes(self.fleet, log, self.data_plane.wake, clock, engine_api_key)
-        self.peering: Peering | None = None
-        if outbox is not None:
-            self.peering = Peering(settings, peer_token, self.scheduler, outbox, log, clock, rng, self.data_plane.wake)
-            sync = ControlSync(self.control, self.peering.links)
-            self.peering.takers[FrameKind.CONTROL] = sync.took
-            self.peering.on_greeted.append(sync.greeted)
-        self.registries: Registries | None = None
-        if cluster.discovery:
-            sources = sources_of(cluster.discovery, read_environment(), log)
-            hold_s = cluster.discovery.shrink_hold_s
-            self.registries = Registries(sources, self.members, self.scheduler, log, self.data_plane.wake, hold_s)
+        self.peering = None if outbox is None else self._peers(peer_token, outbox, rng)
+        self.registries = self._registries() if cluster.discovery else None
         self.agents: AgentServer | None = None
         if cluster.agents.enabled:
             self.agents = agents_of(
@@ -141,6 +132,21 @@ class Gateway:
         self.url = ""
         self.admin_url = ""
         self._add_metric_sources()
+
+    def _registries(self) -> Registries:
+        discovery = self.cluster.discovery
+        sources = sources_of(discovery, read_environment(), self.log)
+        return Registries(
+            sources, self.members, self.scheduler, self.log, self.data_plane.wake, discovery.shrink_hold_s
+        )
+
+    def _peers(self, token: str | None, outbox: Outbox, rng: Random) -> Peering:
+        wake = self.data_plane.wake
+        peering = Peering(self.cluster.gateway, token, self.scheduler, outbox, self.log, self.clock, rng, wake)
+        sync = ControlSync(self.control, peering.links)
+        peering.takers[FrameKind.CONTROL] = sync.took
+        peering.on_greeted.append(sync.greeted)
+        return peering
 
     def _add_metric_sources(self) -> None:
         peering, registries = self.peering, self.registries

@@ -130,6 +130,7 @@ class WireLink:
         self._sending: hashlib.blake2b | None = None
         self._receiving: hashlib.blake2b | None = None
         """Keyed for this connection and a direction, to be copied for each frame; None where frames carry no MAC."""
+        self._pads = b""
         self._sent = 0
         self._received = 0
         self._put(FrameKind.HELLO, msgspec.msgpack.encode(self._hello))
@@ -194,6 +195,17 @@ class WireLink:
             elif at < size:
                 self._buffer += source[at:]
 
+    def hidden(self, name: str, secret: bytes) -> bytes:
+        """``secret``, at most 32 bytes, so that only the two sides can read it; hiding it again shows it.
+
+        Frames are authenticated, not encrypted. A pad is a pseudo-random function of this connection's own key and of
+        ``name``, so none covers two secrets. Without a token (loopback) nothing is hidden.
+        """
+        if not self._pads:
+            return secret
+        pad = hmac.digest(self._pads, name.encode(), "sha256")
+        return bytes(a ^ b for a, b in zip(secret, pad[: len(secret)], strict=True))
+
     # ---- handshake ----------------------------------------------------------------------------------------------
     def _shake(self, kind: FrameKind, payload: bytes) -> None:
         if self.peer is None:
@@ -205,6 +217,7 @@ class WireLink:
             if not hmac.compare_digest(payload, expected):
                 raise WireError("the other side has another token")
             key = self._session_key()
+            self._pads = hmac.digest(key, b"exaserve pads", "sha256")
             self._sending, self._receiving = _keyed(key, self._hello.role), _keyed(key, self.peer.role)
             self.established = True
         else:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from exaserve.domain.errors import ConfigError
 
-__all__ = ["SECRETS_MAX", "SecretsFile", "new_secret"]
+__all__ = ["SECRETS_MAX", "SecretsFile", "is_secret", "new_secret"]
 
 SECRETS_MAX = 16
 """Gateways that each began alone and became peers later bring one each."""
@@ -28,6 +28,11 @@ def new_secret() -> dict[str, bytes]:
 def _secret_id(secret: bytes) -> str:
     """What a secret is called where it must not stand itself."""
     return hashlib.sha256(b"exaserve secret\n" + secret).hexdigest()[:12]
+
+
+def is_secret(name: str, secret: bytes) -> bool:
+    """Whether it is one, under its own name."""
+    return len(secret) == _BYTES and _secret_id(secret) == name
 
 
 class SecretsFile:
@@ -64,7 +69,7 @@ class SecretsFile:
             known = self.read()
             wanted = dict(known)
             for name, secret in more.items():
-                if len(wanted) < SECRETS_MAX and len(secret) == _BYTES and _secret_id(secret) == name:
+                if len(wanted) < SECRETS_MAX and is_secret(name, secret):
                     wanted[name] = secret
             wanted = wanted or new_secret()
             if wanted != known:

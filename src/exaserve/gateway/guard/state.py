@@ -16,7 +16,7 @@ from pathlib import Path
 
 from exaserve.control.document import Document, Entry
 from exaserve.domain.errors import ConfigError
-from exaserve.gateway.guard.secrets_file import SecretsFile, new_secret
+from exaserve.gateway.guard.secrets_file import SecretsFile, is_secret, new_secret
 from exaserve.gateway.guard.store import AuditRow, Store
 from exaserve.observe import EventLog
 
@@ -155,7 +155,8 @@ class ControlState:
         self._soon(self._store.write if self._store is not None else None, changed)
 
     def take_secrets(self, secrets: dict[str, bytes]) -> None:
-        """Takes in those of a peer."""
+        """Takes in those of a peer, where they are what they are called."""
+        secrets = {name: secret for name, secret in secrets.items() if is_secret(name, secret)}
         if not secrets.keys() <= self.secrets.keys():
             known = {**self.secrets, **secrets}
             self._take_secrets(known)

@@ -2,7 +2,8 @@
 
 Frames are MessagePack pairs of a word and what it is about: ``sums``, checksums of the document's buckets, which the
 other answers by its entries of those that differ; ``entries``; and ``secrets``. Peers have proved that they know the
-shared token, or are on loopback: that is what these frames rest on.
+shared token, or are on loopback: that is what these frames rest on. They can be read by who sees the network, but for
+the secrets, which are hidden under the connection's own key.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ class ControlSync:
 
     def greeted(self, link: PeerLink) -> None:
         """A peer has come (again): it learns what it missed, and says what we missed."""
-        self._send(link, "secrets", self._state.secrets)
+        self._tell_secrets(link)
         self._send(link, "sums", self._state.document.sums())
 
     def took(self, link: PeerLink, payload: bytes) -> None:
@@ -54,7 +55,7 @@ class ControlSync:
                 rows = msgspec.msgpack.decode(what, type=list[_Row])
                 self._state.merge([Entry(row[0], row[1], row[2], Stamp(*row[3:])) for row in rows])
             elif word == "secrets":
-                self._state.take_secrets(msgspec.msgpack.decode(what, type=dict[str, bytes]))
+                self._take_secrets(link, msgspec.msgpack.decode(what, type=dict[str, bytes]))
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise WireError(f"not a control frame: {error}") from None
 
@@ -64,7 +65,21 @@ class ControlSync:
 
     def _secrets(self) -> None:
         for link in self._links():
-            self._send(link, "secrets", self._state.secrets)
+            self._tell_secrets(link)
+
+    def _tell_secrets(self, link: PeerLink) -> None:
+        if link.link is not None:
+            hidden = link.link.hidden
+            self._send(link, "secrets", {name: hidden(name, secret) for name, secret in self._state.secrets.items()})
+
+    def _take_secrets(self, link: PeerLink, told: dict[str, bytes]) -> None:
+        if link.link is None:
+            return
+        try:
+            shown = {name: link.link.hidden(name, secret) for name, secret in told.items()}
+        except ValueError:
+            raise WireError("a secret of a wrong size") from None
+        self._state.take_secrets(shown)
 
     def _tell(self, link: PeerLink, entries: Iterable[Entry]) -> None:
         rows: list[_Row] = []
