@@ -157,6 +157,7 @@ class Gateway:
         if self.agents is not None:
             self.metrics.add_source(self.agents.families)
         self.metrics.add_source(self.telemetry.families)
+        self.metrics.add_source(self.keeper.tokens.families)
         self.metrics.add_source(ReplicaGauges(self.fleet, self.clock).families)
         self.metrics.nodes = self._nodes
 
@@ -192,7 +193,7 @@ class Gateway:
             self._server.close()
             raise
         self.data_plane.start()
-        self.keeper.start()
+        await self.keeper.start()
         for spec in self.cluster.replicas():
             self.members.joined(spec)
         if self.agents is not None:
@@ -248,7 +249,7 @@ class Gateway:
             if self.peering is not None:
                 await self.peering.stop()
             await self.admin.stop()
-            await self.control.stop()
+            await self.keeper.stop()
             self.log.info("stopped", requests=self.metrics.finished_total, cut=cut, took_s=self.clock() - began)
 
     # ---- reload -------------------------------------------------------------------------------------------------

@@ -29,12 +29,20 @@ class Guard:
 
     Args:
         wall: seconds since 1970.
+
+    Attributes:
+        tokens: what a token of another issuer stands for, and when it ends; None where it is not accepted.
     """
 
     def __init__(self, wall: Callable[[], float]) -> None:
         self._wall = wall
+        self.tokens: Callable[[bytes], tuple[ApiKey, float] | None] | None = None
         self._book = Keybook((), (), {})
         self._grants: dict[bytes, Grant] = {}
+
+    def forget(self) -> None:
+        """What tokens stand for may have changed."""
+        self._grants = {}
 
     def take(self, book: Keybook) -> None:
         """Keys or tenants have changed: what was known of credentials is forgotten."""
@@ -84,6 +92,11 @@ class Guard:
                 "This endpoint needs an API key: send it as 'Authorization: Bearer ...', 'x-api-key' or 'api-key'."
             )
         found = self._book.find(credential, self._wall())
+        if found is None and self.tokens is not None:
+            found = self.tokens(credential)
+            tenant = self._book.tenants.get(found[0].tenant) if found is not None else None
+            if tenant is not None and tenant.disabled:
+                found = None
         if found is None:
             raise Unauthorized("The API key is not known here, or is no longer accepted.")
         key, ends_at = found

@@ -13,6 +13,7 @@ from exaserve.domain.errors import ConfigError
 from exaserve.domain.replica import ReplicaId
 from exaserve.gateway.core import Core
 from exaserve.gateway.guard.guard import Guard
+from exaserve.gateway.guard.jwt import Tokens
 from exaserve.gateway.guard.state import ControlState
 from exaserve.observe import EventLog
 
@@ -35,6 +36,10 @@ class GuardKeeper:
         self._auth = auth
         self._log = log
         self._guard = Guard(state.wall)
+        self.tokens = Tokens(auth.jwt, state.wall, core.clock, log)
+        if auth.jwt:
+            self._guard.tokens = self.tokens.find
+            self.tokens.on_taken_back = self._guard.forget
         state.on_change.append(self._changed)
         state.on_secrets.append(self.refresh)
         self.levers.apply_policy()
@@ -44,9 +49,14 @@ class GuardKeeper:
     def desk(self) -> Keydesk:
         return Keydesk(self.state.document, self.state.secrets)
 
-    def start(self) -> None:
-        """Watches what others change."""
+    async def start(self) -> None:
+        """Watches what others change, and the public keys of issuers of tokens, which are known when it returns."""
         self.state.start()
+        await self.tokens.start()
+
+    async def stop(self) -> None:
+        await self.tokens.stop()
+        await self.state.stop()
 
     def refuse_open(self, host: str) -> None:
         """ConfigError where strangers could use an endpoint of which nobody has said that it is open."""
@@ -66,7 +76,7 @@ class GuardKeeper:
         book = self.desk.book()
         mode = self._auth.mode
         # Where there ever was a key, the endpoint does not open again because the last one was revoked.
-        asks = mode == "keys" or (mode == "auto" and bool(book.keys))
+        asks = mode == "keys" or (mode == "auto" and bool(book.keys or self._auth.jwt))
         self._guard.take(book)
         if asks != (self._core.guard is not None):
             self._log.info("auth", mode="keys" if asks else "open", keys=len(book))
