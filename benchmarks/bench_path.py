@@ -1,4 +1,5 @@
-"""What the data plane's own code costs, without sockets: a plain request, a streamed one, one event of a stream.
+"""What the data plane's own code costs, without sockets: a plain request, one with a key that is asked for, a streamed
+one, one event of a stream.
 
 Bytes go into the protocol objects and transports that only count take what comes out, so nothing of the kernel, the
 event loop or a client is in the figures, and they move little on a busy machine. ``--against FOLDER`` runs another
@@ -22,10 +23,13 @@ from typing import Any
 
 from benchmarks.machine import description
 from exaserve.config import GatewaySettings
+from exaserve.control.keybook import Keybook, digest_of
+from exaserve.control.records import ApiKey
 from exaserve.domain.replica import ReplicaId, ReplicaSpec
 from exaserve.gateway import core as core_module
 from exaserve.gateway.core import Core
 from exaserve.gateway.data_plane import DataPlane
+from exaserve.gateway.guard.guard import Guard
 from exaserve.health import HealthConfig
 from exaserve.observe import GatewayMetrics
 from exaserve.scheduling import Admission, AdmissionConfig, Scheduler, SchedulerConfig
@@ -33,7 +37,7 @@ from exaserve.serving.fleet import Fleet
 
 REPLICAS = 12
 MODEL = "bench"
-COUNTS = {"plain": 2_000, "stream": 1_500, "event": 20_000}
+COUNTS = {"plain": 2_000, "guarded": 2_000, "stream": 1_500, "event": 20_000}
 TARGET = 1.02
 """What a change may cost at most, as a ratio of whole-process CPU, of which the data plane's own code is a quarter."""
 WHOLE_US = {"plain": 76.0, "event": 30.0}
@@ -109,6 +113,9 @@ class WarmPath:
         fleet = Fleet(scheduler, HealthConfig(), lambda: None)
         self.core = Core(GatewaySettings(), fleet, Admission(AdmissionConfig()), GatewayMetrics(process=False), clock)
         self.client = CountingTransport(DataPlane(self.core).client_protocol()).protocol
+        self.guard = Guard(time.time)
+        key = ApiKey(id="bench", tenant="bench", digest=digest_of(b"secret", b"key"), secret_id="bench")
+        self.guard.take(Keybook((key,), (), {"bench": b"secret"}))
         self.upstreams = []
         now = clock()
         for index in range(REPLICAS):
@@ -128,6 +135,12 @@ class WarmPath:
         for _ in range(count):
             self.client.data_received(data)
             self.busy().data_received(PLAIN)
+
+    def guarded(self, count: int) -> None:
+        """As ``plain``, where a key is asked for: its look-up, and what keeps tenants apart."""
+        self.core.guard = self.guard
+        self.plain(count)
+        self.core.guard = None
 
     def stream(self, count: int) -> None:
         data = request(stream=True)
@@ -149,7 +162,12 @@ class WarmPath:
 def measure(rounds: int) -> dict[str, float]:
     """Least CPU of each kind over the rounds, µs: what disturbs only ever adds."""
     path = WarmPath()
-    kinds: dict[str, Callable[[int], None]] = {"plain": path.plain, "stream": path.stream, "event": path.event}
+    kinds: dict[str, Callable[[int], None]] = {
+        "plain": path.plain,
+        "guarded": path.guarded,
+        "stream": path.stream,
+        "event": path.event,
+    }
     for run in kinds.values():
         run(1_000)
     best = dict.fromkeys(kinds, float("inf"))

@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-__all__ = ["ABSENT", "Body", "GuardedBody", "decode", "decode_guarded", "without_stated"]
+__all__ = ["ABSENT", "Body", "GuardedBody", "Stated", "decode", "decode_guarded", "without_stated"]
 
 ABSENT = msgspec.Raw(b"")
 """What a field of raw JSON holds where the body has none."""
@@ -48,43 +48,42 @@ decode = msgspec.json.Decoder(Body).decode
 """The body's bytes as a :class:`Body`; raises what msgspec raises."""
 
 
+class Stated(Exception):
+    """A body has a field that only the gateway or a trusted peer may say to an engine."""
+
+
+class _Withheld:
+    """The type of such a field: nothing is ever made of it."""
+
+
+_NOT_THERE = _Withheld()
+
+
 class GuardedBody(Body, gc=False):
-    """With the fields that only the gateway or a trusted peer may say to an engine, in JSON as they came."""
+    """With those fields, so that reading one is noticed, whatever its spelling and value. It costs no other body."""
 
-    priority: msgspec.Raw = ABSENT
-    cache_salt: msgspec.Raw = ABSENT
-    extra_key: msgspec.Raw = ABSENT
-    kv_transfer_params: msgspec.Raw = ABSENT
-    ec_transfer_params: msgspec.Raw = ABSENT
-    bootstrap_host: msgspec.Raw = ABSENT
-    bootstrap_port: msgspec.Raw = ABSENT
-    bootstrap_room: msgspec.Raw = ABSENT
-    data_parallel_rank: msgspec.Raw = ABSENT
-    routed_dp_rank: msgspec.Raw = ABSENT
-    disagg_prefill_dp_rank: msgspec.Raw = ABSENT
-    disaggregated_params: msgspec.Raw = ABSENT
+    priority: _Withheld = _NOT_THERE
+    cache_salt: _Withheld = _NOT_THERE
+    extra_key: _Withheld = _NOT_THERE
+    kv_transfer_params: _Withheld = _NOT_THERE
+    ec_transfer_params: _Withheld = _NOT_THERE
+    bootstrap_host: _Withheld = _NOT_THERE
+    bootstrap_port: _Withheld = _NOT_THERE
+    bootstrap_room: _Withheld = _NOT_THERE
+    data_parallel_rank: _Withheld = _NOT_THERE
+    routed_dp_rank: _Withheld = _NOT_THERE
+    disagg_prefill_dp_rank: _Withheld = _NOT_THERE
+    disaggregated_params: _Withheld = _NOT_THERE
 
-    def stated(self) -> bool:
-        """Whether any of them is there. A body that names no model is looked at closely as well."""
-        return not (
-            self.priority is ABSENT
-            and self.cache_salt is ABSENT
-            and self.extra_key is ABSENT
-            and self.kv_transfer_params is ABSENT
-            and self.ec_transfer_params is ABSENT
-            and self.bootstrap_host is ABSENT
-            and self.bootstrap_port is ABSENT
-            and self.bootstrap_room is ABSENT
-            and self.data_parallel_rank is ABSENT
-            and self.routed_dp_rank is ABSENT
-            and self.disagg_prefill_dp_rank is ABSENT
-            and self.disaggregated_params is ABSENT
-        )
+
+def _noticed(_kind: type, _value: object) -> Any:
+    raise Stated
 
 
 _SAYING = {"priority": "priority", "cache_salt": "cache_salt", "extra_key": "cache_salt"}
 _STATED = frozenset(GuardedBody.__struct_fields__) - frozenset(Body.__struct_fields__)
-decode_guarded = msgspec.json.Decoder(GuardedBody).decode
+decode_guarded = msgspec.json.Decoder(GuardedBody, dec_hook=_noticed).decode
+"""As ``decode``; raises :class:`Stated` where the body has a field that is not everyone's to say."""
 _decode_values = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 
 

@@ -18,7 +18,7 @@ from exaserve.domain.errors import ClientError, InvalidBody, ResponseNotFound, U
 from exaserve.domain.replica import ReplicaId
 from exaserve.domain.request import RequestFacts
 from exaserve.gateway.guard.grants import Grant
-from exaserve.gateway.http.body import ABSENT, Body, decode, decode_guarded, without_stated
+from exaserve.gateway.http.body import ABSENT, Body, Stated, decode, decode_guarded, without_stated
 from exaserve.gateway.http.kept import KeptResponses
 from exaserve.gateway.http.message_head import header
 from exaserve.gateway.http.parse import Request
@@ -106,12 +106,11 @@ def inspect(
 def _parse(request: Request, grant: Grant | None) -> Body:
     data = request.body
     try:
-        if grant is None:
-            return decode(data)
-        guarded = decode_guarded(data)
-        if guarded.stated():
-            request.body = without_stated(data, grant.may_say)
-        return guarded
+        return decode(data) if grant is None else decode_guarded(data)
+    except Stated:
+        assert grant is not None
+        request.body = without_stated(data, grant.may_say)
+        return _parse(request, None)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         coding = header(request.head, b"content-encoding")
         if coding and coding.lower() != b"identity":
