@@ -13,6 +13,7 @@ from typing import Any
 import httpx
 import pytest
 from tests.e2e.harness import MODEL, GatewayProcess, emulator, run, until
+from tests.e2e.tenants import cached_tokens
 from tests.ports import free_port
 
 from exaserve.emulator.process import EmulatorProcess
@@ -195,3 +196,12 @@ def test_the_admin_token_is_read_from_a_file(engines, tmp_path):
         assert done.returncode == 0, done.stderr
     file.write_text("short")
     assert run("gateway", "--replica", engines.urls[0], "--admin-token-file", str(file)).returncode == 2
+
+
+def test_tenants_share_no_prefix_cache(engines):
+    with GatewayProcess(engines.urls[:1], "--auth", "keys") as gateway:
+        gateway.ready()
+        first, again, others, others_again = cached_tokens(gateway, MODEL)
+    assert (first, others) == (0, 0)
+    assert again > 0
+    assert others_again > 0

@@ -189,6 +189,10 @@ async def test_a_conversation_hits_the_prefix_cache(start: Start) -> None:
         # The prompt and the answer were both computed but for the answer's last token and an unfilled block.
         total = first["usage"]["total_tokens"]
         assert total - 17 <= cached <= total
+        for salt, hits in (("a", False), ("b", False), ("a", True)):
+            asked = {"messages": messages, "max_tokens": 4, "cache_salt": salt}
+            third = (await client.post("/v1/chat/completions", json=asked)).json()
+            assert bool(third["usage"]["prompt_tokens_details"]["cached_tokens"]) is hits
 
 
 async def test_completions_take_every_form_of_prompt(start: Start) -> None:

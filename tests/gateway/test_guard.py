@@ -10,8 +10,12 @@ from tests.gateway.dataplane import MODEL, Bench, body, get, plain, post, read_a
 
 from exaserve.control.keybook import Keybook, digest_of
 from exaserve.control.records import ApiKey, Tenant
+from exaserve.gateway.guard.grants import Grant
 from exaserve.gateway.guard.guard import Guard
 from exaserve.gateway.guard.salt import cache_salt
+from exaserve.gateway.http.inspect import inspect
+from exaserve.gateway.http.parse import Request
+from exaserve.gateway.http.routes import resolve
 
 SECRET = b"cluster secret of the tests"
 KEY = "sk-exa-of-a"
@@ -221,3 +225,22 @@ def test_a_stored_response_is_its_tenants_own() -> None:
     assert guarded.ask(post(going_on, "/v1/responses", bearer("b")))[0] == 404
     assert b"GET /v1/responses/resp_1 " in guarded.passed(get("/v1/responses/resp_1", bearer()))
     assert guarded.passed(post(going_on, "/v1/responses", bearer()))
+
+
+def test_the_prefix_index_and_sessions_end_at_the_same_boundary() -> None:
+    book = Keybook((), (), {"1": SECRET})
+    shared = [Tenant(name=name, cache_group="team") for name in "cd"]
+    grants = [
+        Grant(key(name), tenant, None, cache_salt(book.salting_secret, name, tenant))
+        for name, tenant in (("a", None), ("b", None), ("c", shared[0]), ("d", shared[1]))
+    ]
+    guarded = Guarded()
+    scheduler = guarded.bench.core.scheduler
+    request = Request()
+    request.body = body(prompt="x" * 2000, user="u")
+    route = resolve(b"POST", b"/v1/completions")
+    a, b, c, d = (inspect(request, route, scheduler, None, grant).prefix for grant in grants)
+    assert not {*a} & {*b}
+    assert not {*a} & {*c}
+    assert c == d
+    assert len({grant.mark for grant in grants}) == 4

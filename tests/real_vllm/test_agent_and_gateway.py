@@ -14,7 +14,8 @@ from typing import Any
 import httpx
 import openai
 import pytest
-from tests.e2e.harness import until
+from tests.e2e.harness import GatewayProcess, until
+from tests.e2e.tenants import cached_tokens
 from tests.real_vllm.live import ADAPTER, HEADERS, KEY, LATE_ADAPTER, MODEL, NODE, Live, sample
 from tests.real_vllm.server import environment
 
@@ -181,3 +182,14 @@ def test_a_killed_engine_is_restarted_while_the_other_answers(live, tmp_path):
     assert live.unit(1)["restarts"] == 1
     assert set(live.tree(1)).isdisjoint(family)
     until(lambda: live.complete().headers["x-exaserve-replica"] == f"{NODE}/r1", 30.0, "and it serves again")
+
+
+def test_tenants_share_no_prefix_cache(live):
+    """One engine for all, so that it is no chance where the requests went."""
+    engine = live.engines[0]
+    with GatewayProcess([engine], "--auth", "keys", "--engine-api-key-file", str(live.folder / "key")) as gateway:
+        gateway.ready()
+        first, again, others, others_again = cached_tokens(gateway, MODEL)
+    assert (first, others) == (0, 0)
+    assert again > 0
+    assert others_again > 0

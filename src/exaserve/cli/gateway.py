@@ -25,7 +25,7 @@ from exaserve.config import (
     state_dir_of,
 )
 from exaserve.config.discover import merge_discovery
-from exaserve.config.guard import AuthMode, AuthSettings
+from exaserve.config.guard import AuthMode
 from exaserve.domain.errors import ConfigError
 
 __all__ = ["gateway"]
@@ -108,7 +108,9 @@ def gateway(
 
     def load() -> Cluster:
         cluster = _cluster(config, replica or [], discover or [], policy, flags)
-        return msgspec.structs.replace(cluster, auth=AuthSettings(mode=auth) if auth else cluster.auth)
+        return msgspec.structs.replace(
+            cluster, auth=msgspec.structs.replace(cluster.auth, mode=auth) if auth else cluster.auth
+        )
 
     cluster = load()
     options = {**_secrets(cluster, flags), "state_dir": state_dir_of(cluster.gateway), "reuse_port": reuse_port}

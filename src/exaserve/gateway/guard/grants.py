@@ -34,11 +34,13 @@ class Grant:
         ends_at: when it ends, seconds since 1970.
         salt: of its tenant's prefix caches in engines (see :mod:`exaserve.gateway.guard.salt`); b"" has none.
         seed: the same boundary in the gateway's own prefix index.
+        mark: sets sessions of its tenant apart from others' of the same name.
         spoken_for: by tenant, what it may do on behalf of others.
     """
 
     __slots__ = ("_allowed", "_inference", "_key", "_may_salt", "_models", "_salted", "_tenant", "ends_at", "key_id",
-                 "key_name", "may_say", "priority", "routes", "salt", "seed", "spoken_for", "tenant")  # fmt: skip
+                 "key_name", "mark", "may_say", "priority", "routes", "salt", "seed", "spoken_for",
+                 "tenant")  # fmt: skip
 
     def __init__(self, key: ApiKey, tenant: Tenant | None, ends_at: float | None, salt: bytes = b"") -> None:
         self._key = key
@@ -52,6 +54,7 @@ class Grant:
         self.ends_at = inf if ends_at is None else ends_at
         self.salt = salt
         self.seed = hash(salt) if salt else 0
+        self.mark = f"{len(self.tenant)}:{self.tenant}:"
         self._salted = b',"cache_salt":"%b"}' % salt
         self._may_salt = "cache_salt" in self.may_say
         self.spoken_for: dict[bytes, Grant] = {}

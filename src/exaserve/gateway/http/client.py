@@ -168,6 +168,8 @@ class ClientConnection(ClientWriter):
             if grant is not None and facts is not None:
                 grant.require_model(facts.model)
                 facts.tenant = grant.tenant
+                if facts.session is not None:
+                    facts.session = grant.mark + facts.session
                 if not request.priority or "priority" not in grant.may_say:
                     facts.priority = grant.priority
         except ClientError as error:
