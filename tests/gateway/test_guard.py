@@ -120,6 +120,10 @@ def test_a_key_sees_its_models_and_routes_only() -> None:
     assert json.loads(guarded.ask(get("/v1/models", bearer()))[2])["data"] == []
     assert guarded.ask(get(f"/v1/models/{MODEL}", bearer()))[0] == 404
     assert guarded.ask(get("/metrics", bearer()))[0] == 403
+    for data in (get("/v1/models/none-1", bearer()), post(body(model="none-1"), "/v1/chat/completions", bearer())):
+        status, _, content = guarded.ask(data)
+        assert (status, f"models: {MODEL}".encode() in content) == (404, False)
+    assert "models" not in json.loads(guarded.ask(get("/ready"))[2])
     guarded.take(key("a", routes=("metrics",)))
     assert guarded.ask(get("/metrics", bearer()))[0] == 200
     assert guarded.ask(post(None, "/v1/chat/completions", bearer()))[0] == 403

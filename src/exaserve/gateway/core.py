@@ -7,6 +7,7 @@ import itertools
 import secrets
 import time
 from collections.abc import Callable
+from typing import Any
 from urllib.parse import unquote
 
 from httptools import HttpRequestParser
@@ -133,18 +134,20 @@ class Core:
                 keep_alive=keep_alive,
             )
         status = 200
-        value: object = {"status": "ok"}
+        value: dict[str, Any] = {"status": "ok"}
         if kind is Kind.READY:
             ready = () if self.stopping else self.scheduler.ready_models()
             status = 200 if ready else 503
-            value = {"ready": bool(ready), "stopping": self.stopping, "models": list(ready)}
+            value = {"ready": bool(ready), "stopping": self.stopping}
+            if self.guard is None:  # where keys are asked for, strangers hear no names
+                value["models"] = list(ready)
         elif kind is Kind.MODELS:
             models = tuple(name for name in self.scheduler.models() if grant is None or grant.allows(name))
             value = models_body(models, self.fleet.cards())
             if route.resource:
                 name = unquote(route.resource)
                 if name not in models:
-                    error = self.dispatcher.model_unknown(name)
+                    error = self.dispatcher.model_unknown(name, models.__contains__)
                     self.metrics.client_error(error.code)
                     extra = self.id_line(request)
                     return error_answer(

@@ -59,8 +59,9 @@ class Desk:
         if self.trace is not None:
             self.trace.append((now, journey, what, replica))
 
-    def model_unknown(self, model: str) -> ModelNotFound:
-        served = self.scheduler.models()
+    def model_unknown(self, model: str, sees: Callable[[str], bool]) -> ModelNotFound:
+        """``sees`` says which models' names who asks may hear."""
+        served = [name for name in self.scheduler.models() if sees(name)]
         names = ", ".join(served[:_MODELS_SHOWN_MAX]) or "none"
         more = f" and {len(served) - _MODELS_SHOWN_MAX} more" if len(served) > _MODELS_SHOWN_MAX else ""
         return ModelNotFound(

@@ -146,6 +146,10 @@ class Journey:
         """Whose request it is; asked only where it has to wait."""
         return self.facts.tenant
 
+    def sees(self, model: str) -> bool:  # noqa: ARG002 - for whom it matters
+        """Whether who asks may hear that a model of that name is served."""
+        return True
+
     def retried(self, replica: ReplicaId, why: str) -> None:
         """It leaves ``replica`` for another one."""
 
@@ -197,7 +201,7 @@ class Journey:
         desk = self.desk
         reason = refusal.reason
         if reason is RefusalReason.MODEL_UNKNOWN:
-            return self._answer(event, desk.model_unknown(self.facts.model), Outcome.REJECTED, now)
+            return self._answer(event, desk.model_unknown(self.facts.model, self.sees), Outcome.REJECTED, now)
         if reason is RefusalReason.WITHDRAWN:
             out = NoReplicaReady(f"{refusal.message[:1].upper()}{refusal.message[1:]}.")
             return self._answer(event, out, Outcome.REJECTED, now)

@@ -93,6 +93,9 @@ class Exchange(Journey):
         # Fairness needs to tell tenants apart, not to know their keys.
         return blake2b(key, digest_size=8).hexdigest() if key else self.facts.tenant
 
+    def sees(self, model: str) -> bool:
+        return self.grant is None or self.grant.allows(model)
+
     def retried(self, replica: ReplicaId, why: str) -> None:
         self._core.metrics.retried(replica, why)
 
