@@ -89,6 +89,10 @@ class ExaServeError(Exception):
     code: ClassVar[str] = "internal_error"
     type: ClassVar[str] = "server_error"
     retryable: ClassVar[bool] = False
+    should_retry: ClassVar[bool | None] = None
+    """What clients are told of retrying, where they would guess wrong by the status."""
+    retry_after_ms: int = 0
+    """``retry_after_s`` more finely, for clients that read it; 0 where that is enough."""
     closes: ClassVar[bool] = False
     """True where the client's connection cannot be reused after this error."""
 
@@ -147,6 +151,7 @@ class QuotaExhausted(ClientError):
     """What may be used in this day or month is used up: asking again soon does not help."""
 
     status = 429
+    should_retry = False
     code = "insufficient_quota"
     type = "insufficient_quota"
 

@@ -7,6 +7,8 @@ import re
 from fnmatch import fnmatchcase
 from math import inf
 
+from exaserve.control.limits import Limits
+from exaserve.control.meters import Meter
 from exaserve.control.records import PRIORITIES, ApiKey, Tenant
 from exaserve.domain.errors import Forbidden
 from exaserve.gateway.http.routes import Kind, Route
@@ -38,9 +40,10 @@ class Grant:
         spoken_for: by tenant, what it may do on behalf of others.
     """
 
-    __slots__ = ("_allowed", "_inference", "_key", "_may_salt", "_models", "_salted", "_tenant", "ends_at", "key_id",
-                 "key_name", "mark", "may_say", "priority", "routes", "salt", "seed", "spoken_for",
-                 "tenant")  # fmt: skip
+    __slots__ = (
+        "_allowed", "_inference", "_key", "_may_salt", "_meters", "_models", "_salted", "_tenant", "ends_at", "key_id",
+        "key_name", "mark", "may_say", "priority", "routes", "salt", "seed", "spoken_for", "tenant",
+    )  # fmt: skip
 
     def __init__(self, key: ApiKey, tenant: Tenant | None, ends_at: float | None, salt: bytes = b"") -> None:
         self._key = key
@@ -61,6 +64,7 @@ class Grant:
         self._inference = "inference" in self.routes
         self._models = (key.models, ("*",) if tenant is None else tenant.models)
         self._allowed: dict[str, bool] = {}
+        self._meters: dict[str, tuple[Meter, ...]] = {}
 
     @property
     def key(self) -> ApiKey:
@@ -82,6 +86,18 @@ class Grant:
             return memoryview(body)[:at], self._salted
         start = body[:at]
         return start, self._salted if len(start) > _EMPTY_BYTES_MAX or start.strip() != b"{" else self._salted[1:]
+
+    def meters(self, limits: Limits, model: str) -> tuple[Meter, ...]:
+        """Whatever bounds its use of ``model``."""
+        found = self._meters.get(model)
+        if found is None:
+            key, tenant = self._key, self._tenant
+            allowance = None if tenant is None else tenant.allowance
+            found = limits.meters_for(key.id, key.allowance, key.tenant, allowance, model)
+            if len(self._meters) >= _MODELS_MAX:
+                self._meters.clear()
+            self._meters[model] = found
+        return found
 
     def allows(self, model: str) -> bool:
         """Whether it may use ``model``."""

@@ -9,9 +9,12 @@ from math import inf
 import msgspec
 
 from exaserve.control.keybook import Keybook
+from exaserve.control.limits import Charge, Limits, Shortage
 from exaserve.control.records import ApiKey
 from exaserve.domain.errors import Forbidden, Unauthorized
+from exaserve.domain.request import RequestFacts
 from exaserve.gateway.guard.grants import Grant
+from exaserve.gateway.guard.rates import shortage_error
 from exaserve.gateway.guard.salt import cache_salt
 from exaserve.gateway.http.parse import Request
 
@@ -29,13 +32,15 @@ class Guard:
 
     Args:
         wall: seconds since 1970.
+        limits: how much may be used.
 
     Attributes:
         tokens: what a token of another issuer stands for, and when it ends; None where it is not accepted.
     """
 
-    def __init__(self, wall: Callable[[], float]) -> None:
+    def __init__(self, wall: Callable[[], float], limits: Limits | None = None) -> None:
         self._wall = wall
+        self.limits = limits or Limits()
         self.tokens: Callable[[bytes], tuple[ApiKey, float] | None] | None = None
         self._book = Keybook((), (), {})
         self._grants: dict[bytes, Grant] = {}
@@ -65,6 +70,26 @@ class Guard:
         if request.tenant and grant.may_say and "tenant" in grant.may_say:
             return self._on_behalf(grant, request.tenant)
         return grant
+
+    def charge(self, grant: Grant, facts: RequestFacts) -> Charge | None:
+        """Reserves what the request is expected to use; None where nothing bounds it.
+
+        Raises:
+            RateLimited, QuotaExhausted: a bound has no room for it.
+        """
+        limits, model = self.limits, facts.model
+        meters = grant.meters(limits, model)
+        if not meters:
+            return None
+        charge = limits.charge(meters, model, facts.prompt_tokens, facts.output_tokens, self._wall())
+        if type(charge) is Charge:
+            return charge
+        assert isinstance(charge, Shortage)
+        raise shortage_error(charge, limits, model)
+
+    def second(self) -> int:
+        """Of the clock that charges are made by."""
+        return int(self._wall())
 
     def _on_behalf(self, grant: Grant, name: bytes) -> Grant:
         """What the key may do for another tenant: what both of them may."""

@@ -9,6 +9,7 @@ from exaserve.config.guard import AuthSettings
 from exaserve.control.document import Entry
 from exaserve.control.keydesk import Keydesk
 from exaserve.control.levers import Levers
+from exaserve.control.limits import Limits
 from exaserve.domain.errors import ConfigError
 from exaserve.domain.replica import ReplicaId
 from exaserve.gateway.core import Core
@@ -27,15 +28,19 @@ class GuardKeeper:
 
     Args:
         policy: what the cluster file says of it.
+        limits: how much may be used.
     """
 
-    def __init__(self, state: ControlState, core: Core, auth: AuthSettings, policy: str, log: EventLog) -> None:
+    def __init__(
+        self, state: ControlState, core: Core, auth: AuthSettings, policy: str, log: EventLog, limits: Limits
+    ) -> None:
         self.state = state
         self.levers = Levers(state.document, core.scheduler, policy)
         self._core = core
         self._auth = auth
         self._log = log
-        self._guard = Guard(state.wall)
+        self.limits = limits
+        self._guard = Guard(state.wall, limits)
         self.tokens = Tokens(auth.jwt, state.wall, core.clock, log)
         if auth.jwt:
             self._guard.tokens = self.tokens.find

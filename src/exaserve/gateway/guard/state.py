@@ -190,6 +190,18 @@ class ControlState:
             self.failures += 1
             self._log.error("state_unwritable", folder=str(self.folder), error=str(error))
 
+    def counters(self) -> list[tuple[str, str, str, float]]:
+        """What was counted before; blocks, for the start."""
+        return [] if self._store is None else self._store.counters()
+
+    def count(self, rows: Sequence[tuple[str, str, str, float]]) -> None:
+        """Keeps counters, soon."""
+        self._soon(self._store.count if self._store is not None else None, rows)
+
+    def drop_counters(self, periods: Sequence[str]) -> None:
+        """Forgets those of periods that are over, soon."""
+        self._soon(self._store.drop_counters if self._store is not None else None, periods)
+
     async def audit(self, count: int, before: int | None = None) -> list[tuple[int, AuditRow]]:
         """The newest administrative actions with their numbers."""
         if self._store is None:

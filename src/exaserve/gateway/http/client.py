@@ -7,6 +7,7 @@ import asyncio
 from math import inf
 from typing import cast
 
+from exaserve.control.limits import Charge
 from exaserve.domain.errors import ClientError, ExaServeError, SlowClient
 from exaserve.domain.request import RequestFacts
 from exaserve.gateway.core import Core
@@ -148,6 +149,7 @@ class ClientConnection(ClientWriter):
     def _answer(self, request: Request) -> None:
         core = self._core
         dialect = Dialect.OPENAI
+        charge: Charge | None = None
         try:
             if request.error is not None:
                 self._refuse(request, request.error, dialect)
@@ -172,6 +174,8 @@ class ClientConnection(ClientWriter):
                     facts.session = grant.mark + facts.session
                 if not request.priority or "priority" not in grant.may_say:
                     facts.priority = grant.priority
+                if guard is not None:
+                    charge = guard.charge(grant, facts)
         except ClientError as error:
             if error.status == 401:
                 dialect = dialect_of(request.target)
@@ -183,7 +187,7 @@ class ClientConnection(ClientWriter):
         if core.stopping:
             request.keep_alive = False
         self.deadline = inf
-        exchange = self.exchange = Exchange(core, self, request, route, facts, grant)
+        exchange = self.exchange = Exchange(core, self, request, route, facts, grant, charge)
         exchange.start(core.clock())
 
     def _refuse(self, request: Request, error: ExaServeError, dialect: Dialect) -> None:

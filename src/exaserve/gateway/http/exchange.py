@@ -11,11 +11,13 @@ import re
 from hashlib import blake2b
 from math import inf
 
+from exaserve.control.limits import Charge
 from exaserve.domain.errors import ConnectFailed, ModelNotFound, ReplicaError
 from exaserve.domain.replica import ReplicaId
 from exaserve.domain.request import Outcome, RequestFacts
 from exaserve.gateway.core import Core
 from exaserve.gateway.guard.grants import Grant
+from exaserve.gateway.guard.rates import rate_lines
 from exaserve.gateway.http.client_writer import ClientWriter
 from exaserve.gateway.http.event_stream import DONE_MARK
 from exaserve.gateway.http.local_answers import chunk, error_answer, error_event
@@ -53,6 +55,7 @@ class Exchange(Journey):
         route: Route,
         facts: RequestFacts,
         grant: Grant | None = None,
+        charge: Charge | None = None,
     ) -> None:
         Journey.__init__(self, core.dispatcher, facts, len(request.body))
         self._core = core
@@ -60,6 +63,7 @@ class Exchange(Journey):
         self.request = request
         self.route = route
         self.grant = grant
+        self._charge = charge
         self.request_id = request.request_id or core.new_request_id()
 
     # ---- what the journey asks for ------------------------------------------------------------------------------
@@ -203,6 +207,9 @@ class Exchange(Journey):
             framing += b"Connection: close\r\n"
         if request.origin:
             framing += core.cors.lines(request.origin)
+        charge = self._charge
+        if charge is not None and core.guard is not None:
+            framing += rate_lines(charge, core.guard.second())
         head = b"%b%b%b%b\r\n" % (upstream.head, upstream.endpoint.replica_line, self.request_id, framing)
         write = self._write_and_keep if self.route.name == _KEEPING and status < 300 else self.client.write
         if upstream.complete and upstream.length == len(rest) and not bodyless:
@@ -326,6 +333,8 @@ class Exchange(Journey):
                 core.pool.give_back(upstream, now)
         if self._stream_open:
             core.metrics.streams(-1)
+        if self._charge is not None:
+            self._settle(self._charge, outcome)
         # A name that nobody serves is no label.
         model = "unknown" if self.status == 404 and not self.replica else self.facts.model
         took_s = now - self.started_at
@@ -338,6 +347,21 @@ class Exchange(Journey):
         if core.dispatcher.waiting():
             core.dispatcher.wake(now)
         self.client.exchange_done(now)
+
+    def _settle(self, charge: Charge, outcome: Outcome) -> None:
+        """What it used in the end: as the engine counted, else as it was estimated; what failed is given back."""
+        self._charge = None
+        usage = self.usage
+        if usage is not None:
+            spent = (usage.prompt_tokens, usage.completion_tokens, usage.cached_tokens)
+            charge.limits.settle(charge, *spent, counts=True)
+        elif outcome is Outcome.COMPLETED or (outcome is Outcome.CLIENT_GONE and self.ttft_s is not None):
+            charge.limits.settle(charge, charge.input_tokens, charge.output_tokens, 0, counts=True)
+        elif outcome is Outcome.CLIENT_GONE and self.attempts:
+            charge.limits.settle(charge, charge.input_tokens, 0, 0, counts=True)
+        else:
+            counts = bool(self.replica) and 400 <= self.status < 500 and outcome is not Outcome.BUSY
+            charge.limits.settle(charge, 0, 0, 0, counts=counts)
 
     def _record(self, outcome: Outcome, took_s: float) -> str:
         """The request in one line, to trace it by its id."""

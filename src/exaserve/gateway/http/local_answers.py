@@ -67,7 +67,10 @@ class Cors:
             return b""
         return (
             b"Access-Control-Allow-Origin: " + allowed + b"\r\n"
-            b"Access-Control-Expose-Headers: x-request-id, x-exaserve-replica, Retry-After\r\n"
+            b"Access-Control-Expose-Headers: x-request-id, x-exaserve-replica, Retry-After, retry-after-ms, "
+            b"x-should-retry, "
+            b"x-ratelimit-limit-requests, x-ratelimit-remaining-requests, x-ratelimit-reset-requests, "
+            b"x-ratelimit-limit-tokens, x-ratelimit-remaining-tokens, x-ratelimit-reset-tokens\r\n"
         )
 
 
@@ -121,6 +124,10 @@ def error_answer(
     """``error`` in the dialect's form, with ``Retry-After``, ``Allow`` and ``WWW-Authenticate`` where they belong."""
     if error.retry_after_s is not None:
         extra += b"Retry-After: %d\r\n" % error.retry_after_s
+        if error.retry_after_ms:
+            extra += b"retry-after-ms: %d\r\n" % error.retry_after_ms
+    if error.should_retry is not None:
+        extra += b"x-should-retry: true\r\n" if error.should_retry else b"x-should-retry: false\r\n"
     if error.status == 401:
         extra += b"WWW-Authenticate: Bearer\r\n"
     elif isinstance(error, MethodNotAllowed) and error.param:

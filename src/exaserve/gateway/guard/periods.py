@@ -1,0 +1,86 @@
+"""Bounds of days and months: their calendar (UTC), and what outlives the process. Kept once a second."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Iterable
+from datetime import UTC, datetime
+
+from exaserve.control.limits import Limits
+from exaserve.gateway.guard.state import ControlState
+
+__all__ = ["KEEP_S", "PeriodKeeper"]
+
+KEEP_S = 1.0
+"""How much settled use a process that is killed may forget, seconds."""
+_FORMS = {"day": "%Y-%m-%d", "month": "%Y-%m"}
+
+
+class PeriodKeeper:
+    """See the module's text.
+
+    Args:
+        node: this gateway's name, the same after a restart.
+        wall: seconds since 1970.
+    """
+
+    def __init__(self, limits: Limits, state: ControlState, node: str, wall: Callable[[], float]) -> None:
+        self._limits = limits
+        self._state = state
+        self._node = node
+        self._wall = wall
+        self._keys = self._now()
+        self._kept: dict[str, float] = {}
+        self._task: asyncio.Task[None] | None = None
+        for name, key, by, amount in state.counters():
+            if key in self._keys.values():
+                limits.hear_period(name, "" if by == node else by, amount)
+
+    def _now(self) -> dict[str, str]:
+        at = datetime.fromtimestamp(self._wall(), UTC)
+        return {period: at.strftime(form) for period, form in _FORMS.items()}
+
+    def start(self) -> None:
+        self._task = asyncio.get_running_loop().create_task(self._run())
+
+    async def stop(self) -> None:
+        """Keeps what there is."""
+        if self._task is not None:
+            self._task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._task
+            self._task = None
+            self.tick()
+
+    async def _run(self) -> None:
+        while True:
+            await asyncio.sleep(KEEP_S)
+            self.tick()
+
+    def tick(self) -> None:
+        """Turns the calendar, and has what changed written."""
+        keys = self._now()
+        for period, key in keys.items():
+            if key != self._keys[period]:
+                self._limits.roll(period)
+                self._state.drop_counters([self._keys[period]])
+                self._kept.clear()
+        self._keys = keys
+        rows = []
+        for name, period, used in self._limits.period_use():
+            if used != self._kept.get(name):
+                self._kept[name] = used
+                rows.append((name, keys[period], self._node, used))
+        self._state.count(rows)
+
+    def told(self) -> list[tuple[str, str, float]]:
+        """Meter, day or month, and this gateway's use of each, for peers."""
+        return [(name, self._keys[period], used) for name, period, used in self._limits.period_use() if used]
+
+    def hear(self, peer: str, rows: Iterable[tuple[str, str, float]]) -> None:
+        """What a peer has used by now; of another day or month than ours it is nothing."""
+        current = self._keys.values()
+        for name, key, used in rows:
+            if key in current:
+                self._limits.hear_period(name, peer, used)
