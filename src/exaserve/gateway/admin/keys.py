@@ -10,13 +10,16 @@ POST     /keys/{key}/revoke              for good
 GET      /tenants                        all tenants
 PUT      /tenants/{tenant}               makes one, or changes it
 DELETE   /tenants/{tenant}               where none of its keys is in use
+GET      /limits                         each bound in use: used here, heard of peers, reserved
 GET      /audit                          what was done, newest first; ``?count=100&before=NUMBER``
 =======  ==============================  =====================================================================
 """
 
 from __future__ import annotations
 
+import asyncio
 import secrets
+import sys
 from typing import Any, Protocol
 
 import msgspec
@@ -25,6 +28,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from exaserve.control.keydesk import KeyChange, KeyWish, TenantChange, Wish, shown
+from exaserve.control.meters import KINDS
 from exaserve.domain.errors import ConfigError
 from exaserve.gateway.admin.answers import AdminError, as_json, client_of, read_body, refused
 from exaserve.gateway.guard.keeper import GuardKeeper
@@ -68,6 +72,7 @@ class KeyRoutes:
             Route("/tenants", self.tenants, methods=["GET"]),
             Route("/tenants/{tenant}", self.set_tenant, methods=["PUT"]),
             Route("/tenants/{tenant}", self.remove_tenant, methods=["DELETE"]),
+            Route("/limits", self.limits, methods=["GET"]),
             Route("/audit", self.audit, methods=["GET"]),
         ]
 
@@ -144,6 +149,22 @@ class KeyRoutes:
             raise refused(error) from None
         await self._write(request, done)
         return as_json({"removed": done.target})
+
+    async def limits(self, _request: Request) -> Response:
+        limits = self._control.keeper.limits
+        now = int(self._control.keeper.state.wall())
+        rows = []
+        for number, meter in enumerate(list(limits.meters.values())):
+            if number % 1000 == 999:
+                await asyncio.sleep(0)
+            meter.advance(now)
+            rows.append(
+                {
+                    "name": meter.name, "kind": KINDS[meter.kind], "limit": min(meter.limit, sys.float_info.max),
+                    "used": meter.used, "pending": meter.pending, "heard": meter.heard, "unheard": meter.unheard,
+                }
+            )  # fmt: skip
+        return as_json({"gateways": limits.gateways, "share": limits.share, "limits": rows})
 
     async def audit(self, request: Request) -> Response:
         try:
