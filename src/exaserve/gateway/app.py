@@ -18,7 +18,6 @@ from random import Random
 import msgspec
 
 from exaserve.config import ClientLimits, Cluster, GatewaySettings, join_address, read_environment
-from exaserve.control.limits import Limits
 from exaserve.domain.errors import ConfigError
 from exaserve.gateway.admin.api import AdminServer
 from exaserve.gateway.core import Core
@@ -31,7 +30,6 @@ from exaserve.gateway.fleet.probes import Probes
 from exaserve.gateway.fleet.registries import Registries, sources_of, watch_file
 from exaserve.gateway.fleet.telemetry import Telemetry
 from exaserve.gateway.guard.keeper import GuardKeeper
-from exaserve.gateway.guard.periods import PeriodKeeper
 from exaserve.gateway.guard.state import ControlState
 from exaserve.gateway.peers.control_sync import ControlSync
 from exaserve.gateway.peers.limit_sync import LimitSync
@@ -110,12 +108,9 @@ class Gateway:
         if engine_api_key:
             self.core.engine_line = b"\r\nAuthorization: Bearer " + engine_api_key.encode()
         self.control = ControlState(state_dir, f"{socket.gethostname()}/{os.getpid()}/{secrets.token_hex(4)}", log)
-        limits = Limits(cluster.limits, cluster.prices)
-        self.keeper = GuardKeeper(self.control, self.core, cluster.auth, policy.policy, log, limits)
+        self.keeper = GuardKeeper(self.control, self.core, cluster, log)
         self.members.on_join = self.keeper.joined
         self.probes = Probes(self.fleet, log, self.data_plane.wake, clock, engine_api_key)
-        node = settings.name or f"port {settings.port}"
-        self.periods = PeriodKeeper(limits, self.control, node, self.control.wall)
         self._shared_limits: LimitSync | None = None
         self.peering = None if outbox is None else self._peers(peer_token, outbox, rng)
         self.registries = self._registries() if cluster.discovery else None
@@ -154,7 +149,9 @@ class Gateway:
         peering.takers[FrameKind.CONTROL] = sync.took
         peering.on_greeted.append(sync.greeted)
         control = self.control
-        shared = LimitSync(self.keeper.limits, peering.links, peering.expected, self.periods, control.wall, self.log)
+        shared = LimitSync(
+            self.keeper.limits, peering.links, peering.expected, self.keeper.periods, control.wall, self.log
+        )
         peering.takers[FrameKind.LIMITS] = shared.took
         self._shared_limits = shared
         return peering
@@ -205,7 +202,6 @@ class Gateway:
             raise
         self.data_plane.start()
         await self.keeper.start()
-        self.periods.start()
         for spec in self.cluster.replicas():
             self.members.joined(spec)
         if self.agents is not None:
@@ -265,7 +261,6 @@ class Gateway:
             await self.admin.stop()
             if self._shared_limits is not None:
                 await self._shared_limits.stop()
-            await self.periods.stop()
             await self.keeper.stop()
             self.log.info("stopped", requests=self.metrics.finished_total, cut=cut, took_s=self.clock() - began)
 

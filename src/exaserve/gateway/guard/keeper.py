@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from exaserve.config import is_loopback
-from exaserve.config.guard import AuthSettings
+from exaserve.config import Cluster, is_loopback
 from exaserve.control.document import Entry
 from exaserve.control.keydesk import Keydesk
 from exaserve.control.levers import Levers
@@ -15,6 +14,7 @@ from exaserve.domain.replica import ReplicaId
 from exaserve.gateway.core import Core
 from exaserve.gateway.guard.guard import Guard
 from exaserve.gateway.guard.jwt import Tokens
+from exaserve.gateway.guard.periods import PeriodKeeper
 from exaserve.gateway.guard.state import ControlState
 from exaserve.observe import EventLog
 
@@ -27,20 +27,19 @@ class GuardKeeper:
     """See the module's text.
 
     Args:
-        policy: what the cluster file says of it.
-        limits: how much may be used.
+        cluster: what the file says of keys, limits, prices and the policy.
     """
 
-    def __init__(
-        self, state: ControlState, core: Core, auth: AuthSettings, policy: str, log: EventLog, limits: Limits
-    ) -> None:
+    def __init__(self, state: ControlState, core: Core, cluster: Cluster, log: EventLog) -> None:
         self.state = state
-        self.levers = Levers(state.document, core.scheduler, policy)
+        self.levers = Levers(state.document, core.scheduler, cluster.scheduling.policy)
         self._core = core
-        self._auth = auth
+        self._auth = auth = cluster.auth
         self._log = log
-        self.limits = limits
-        self._guard = Guard(state.wall, limits)
+        self.limits = Limits(cluster.limits, cluster.prices)
+        settings = cluster.gateway
+        self.periods = PeriodKeeper(self.limits, state, settings.name or f"port {settings.port}", state.wall)
+        self._guard = Guard(state.wall, self.limits)
         self.tokens = Tokens(auth.jwt, state.wall, core.clock, log)
         if auth.jwt:
             self._guard.tokens = self.tokens.find
@@ -57,10 +56,12 @@ class GuardKeeper:
     async def start(self) -> None:
         """Watches what others change, and the public keys of issuers of tokens, which are known when it returns."""
         self.state.start()
+        self.periods.start()
         await self.tokens.start()
 
     async def stop(self) -> None:
         await self.tokens.stop()
+        await self.periods.stop()
         await self.state.stop()
 
     def refuse_open(self, host: str) -> None:
