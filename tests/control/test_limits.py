@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from exaserve.control.limits import Charge, Limits, Shortage
+from exaserve.control.limits import LimitBook, Reservation, Shortage
 from exaserve.control.meters import Meter
 from exaserve.control.records import Allowance, LimitRule, Price
 
@@ -16,19 +16,21 @@ NONE = Allowance()
 
 
 def meters(
-    limits: Limits, allowance: Allowance = NONE, tenant: Allowance | None = None, model: str = "m"
+    limits: LimitBook, allowance: Allowance = NONE, tenant: Allowance | None = None, model: str = "m"
 ) -> tuple[Meter, ...]:
     return limits.meters_for("k", allowance, "t", tenant, model)
 
 
-def admitted(limits: Limits, found: tuple[Meter, ...], now: float, prompt: int = 10, output: int = 10) -> Charge | None:
+def admitted(
+    limits: LimitBook, found: tuple[Meter, ...], now: float, prompt: int = 10, output: int = 10
+) -> Reservation | None:
     charge = limits.charge(found, "m", prompt, output, now)
-    return charge if isinstance(charge, Charge) else None
+    return charge if isinstance(charge, Reservation) else None
 
 
 @given(st.lists(st.tuples(st.floats(0, 300), st.integers(0, 40)), max_size=120), st.integers(1, 200))
 def test_no_minute_ever_holds_more_than_the_bound(events, limit):
-    limits = Limits()
+    limits = LimitBook()
     found = meters(limits, Allowance(tokens_per_minute=limit))
     let_in = []
     for at, tokens in sorted(events):
@@ -40,7 +42,7 @@ def test_no_minute_ever_holds_more_than_the_bound(events, limit):
 
 
 def test_a_bound_of_requests_lets_a_burst_through_and_then_what_leaves_the_window():
-    limits = Limits()
+    limits = LimitBook()
     found = meters(limits, Allowance(requests_per_minute=3))
     assert [admitted(limits, found, 0.5) is not None for _ in range(4)] == [True, True, True, False]
     short = limits.charge(found, "m", 1, 1, 20.0)
@@ -51,7 +53,7 @@ def test_a_bound_of_requests_lets_a_burst_through_and_then_what_leaves_the_windo
 
 
 def test_all_meters_are_charged_or_none():
-    limits = Limits([LimitRule(model="m", tokens_per_minute=30)])
+    limits = LimitBook([LimitRule(model="m", tokens_per_minute=30)])
     found = meters(limits, Allowance(requests_per_minute=10), Allowance(concurrent_requests=5))
     assert len(found) == 3
     assert admitted(limits, found, 0.0, 10, 15) is not None
@@ -61,7 +63,7 @@ def test_all_meters_are_charged_or_none():
 
 
 def test_many_at_once_reserve_what_they_will_use():
-    limits = Limits()
+    limits = LimitBook()
     found = meters(limits, Allowance(tokens_per_minute=100))
     got = [admitted(limits, found, 0.0, 30, 100) for _ in range(5)]
     assert got == [None] * 5, "one asks for more than the whole bound"
@@ -70,7 +72,7 @@ def test_many_at_once_reserve_what_they_will_use():
 
 
 def test_what_was_not_used_is_given_back_to_its_own_second():
-    limits = Limits()
+    limits = LimitBook()
     found = meters(limits, Allowance(tokens_per_minute=100, requests_per_minute=5, concurrent_requests=1))
     charge = admitted(limits, found, 0.0, 50, 50)
     assert charge is not None
@@ -95,9 +97,9 @@ def test_what_was_not_used_is_given_back_to_its_own_second():
 @given(st.integers(0, 2**32))
 def test_whatever_happens_counters_end_at_what_is_under_way(seed):
     rng = random.Random(seed)
-    limits = Limits()
+    limits = LimitBook()
     found = meters(limits, Allowance(tokens_per_minute=500, concurrent_requests=7, tokens_per_day=10_000))
-    open_: list[Charge] = []
+    open_: list[Reservation] = []
     now = 0.0
     for _ in range(60):
         now += rng.random() * 20
@@ -114,7 +116,7 @@ def test_whatever_happens_counters_end_at_what_is_under_way(seed):
 
 
 def test_rules_share_what_they_leave_out_and_divide_by_what_is_a_pattern():
-    limits = Limits(
+    limits = LimitBook(
         [
             LimitRule(tenant="*", requests_per_minute=5),
             LimitRule(requests_per_minute=9),
@@ -129,7 +131,7 @@ def test_rules_share_what_they_leave_out_and_divide_by_what_is_a_pattern():
 
 
 def test_a_changed_limit_keeps_what_was_used():
-    limits = Limits()
+    limits = LimitBook()
     found = meters(limits, Allowance(requests_per_minute=2))
     admitted(limits, found, 0.0)
     again = meters(limits, Allowance(requests_per_minute=1))
@@ -138,7 +140,7 @@ def test_a_changed_limit_keeps_what_was_used():
 
 
 def test_money_is_counted_by_prices_and_cached_input_is_cheaper():
-    limits = Limits(prices={"m*": Price(input=1.0, cached_input=0.1, output=2.0)})
+    limits = LimitBook(prices={"m*": Price(input=1.0, cached_input=0.1, output=2.0)})
     assert limits.cost("m", 1_000_000, 500_000, 400_000) == pytest.approx(0.6 + 0.04 + 1.0)
     assert limits.cost("other", 1, 1) is None
     found = meters(limits, Allowance(money_per_month=1.0))
@@ -151,7 +153,7 @@ def test_money_is_counted_by_prices_and_cached_input_is_cheaper():
 
 
 def test_a_request_that_began_in_another_month_is_not_counted_in_this_one():
-    limits = Limits()
+    limits = LimitBook()
     found = meters(limits, Allowance(tokens_per_month=100))
     charge = admitted(limits, found, 0.0, 50, 0)
     assert charge is not None
@@ -177,7 +179,7 @@ class Shared:
     """Gateways that hear each other after a delay, as messages: each telling is confirmed when it is heard."""
 
     def __init__(self, count: int, allowance: Allowance) -> None:
-        self.all = [Limits() for _ in range(count)]
+        self.all = [LimitBook() for _ in range(count)]
         for limits in self.all:
             limits.share_with(count - 1, count - 1)
         self.found = [meters(limits, allowance) for limits in self.all]
@@ -227,7 +229,7 @@ def test_gateways_together_pass_a_bound_by_at_most_what_the_others_have_not_been
 
 
 def test_where_peers_are_lost_each_side_keeps_to_its_part():
-    limits = Limits()
+    limits = LimitBook()
     limits.share_with(0, 3)
     found = meters(limits, Allowance(requests_per_minute=8))
     assert sum(admitted(limits, found, 0.0) is not None for _ in range(8)) == 2

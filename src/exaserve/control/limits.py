@@ -24,7 +24,7 @@ from exaserve.control.meters import (
 )
 from exaserve.control.records import Allowance, LimitRule, Price
 
-__all__ = ["Charge", "Limits", "Shortage"]
+__all__ = ["LimitBook", "Reservation", "Shortage"]
 
 _FIELDS = (
     ("requests_per_minute", REQUESTS, ""),
@@ -40,14 +40,14 @@ _METERS_MAX = 200_000
 _MILLION = 1e6
 
 
-class Charge:
+class Reservation:
     """What one request has reserved, until it is settled."""
 
     __slots__ = ("input_tokens", "limits", "meters", "model", "output_tokens", "second", "turn")
 
     def __init__(
         self,
-        limits: Limits,
+        limits: LimitBook,
         meters: tuple[Meter, ...],
         model: str,
         input_tokens: int,
@@ -83,7 +83,7 @@ class Shortage:
         self.never = never
 
 
-class Limits:
+class LimitBook:
     """All meters of one gateway.
 
     Args:
@@ -240,7 +240,7 @@ class Limits:
     # ---- charging -----------------------------------------------------------------------------------------------
     def charge(
         self, meters: tuple[Meter, ...], model: str, input_tokens: int, output_tokens: int, now: float
-    ) -> Charge | Shortage:
+    ) -> Reservation | Shortage:
         """Reserves with every meter, or with none. ``now``: seconds, of a clock that all gateways share."""
         second = int(now)
         short: Shortage | None = None
@@ -262,10 +262,10 @@ class Limits:
                 meter.pending += amount
             else:
                 self._add_to(meter, amount, 0 if meter.kind == CONCURRENT else second)
-        return Charge(self, meters, model, input_tokens, output_tokens, second, self._turn)
+        return Reservation(self, meters, model, input_tokens, output_tokens, second, self._turn)
 
     def settle(
-        self, charge: Charge, input_tokens: int, output_tokens: int, cached_tokens: int, *, counts: bool
+        self, charge: Reservation, input_tokens: int, output_tokens: int, cached_tokens: int, *, counts: bool
     ) -> None:
         """The request has ended and used this much; ``counts`` is whether it counts as a request at all."""
         for meter in charge.meters:

@@ -7,7 +7,7 @@ import re
 from fnmatch import fnmatchcase
 from math import inf
 
-from exaserve.control.limits import Limits
+from exaserve.control.limits import LimitBook
 from exaserve.control.meters import Meter
 from exaserve.control.records import PRIORITIES, ApiKey, Tenant
 from exaserve.domain.errors import Forbidden
@@ -87,7 +87,7 @@ class Grant:
         start = body[:at]
         return start, self._salted if len(start) > _EMPTY_BYTES_MAX or start.strip() != b"{" else self._salted[1:]
 
-    def meters(self, limits: Limits, model: str) -> tuple[Meter, ...]:
+    def meters(self, limits: LimitBook, model: str) -> tuple[Meter, ...]:
         """Whatever bounds its use of ``model``."""
         found = self._meters.get(model)
         if found is None:

@@ -9,7 +9,7 @@ from math import inf
 import msgspec
 
 from exaserve.control.keybook import Keybook
-from exaserve.control.limits import Charge, Limits, Shortage
+from exaserve.control.limits import LimitBook, Reservation, Shortage
 from exaserve.control.records import ApiKey
 from exaserve.domain.errors import Forbidden, Unauthorized
 from exaserve.domain.request import RequestFacts
@@ -38,9 +38,9 @@ class Guard:
         tokens: what a token of another issuer stands for, and when it ends; None where it is not accepted.
     """
 
-    def __init__(self, wall: Callable[[], float], limits: Limits | None = None) -> None:
+    def __init__(self, wall: Callable[[], float], limits: LimitBook | None = None) -> None:
         self._wall = wall
-        self.limits = limits or Limits()
+        self.limits = limits or LimitBook()
         self.tokens: Callable[[bytes], tuple[ApiKey, float] | None] | None = None
         self._book = Keybook((), (), {})
         self._grants: dict[bytes, Grant] = {}
@@ -71,7 +71,7 @@ class Guard:
             return self._on_behalf(grant, request.tenant)
         return grant
 
-    def charge(self, grant: Grant, facts: RequestFacts) -> Charge | None:
+    def charge(self, grant: Grant, facts: RequestFacts) -> Reservation | None:
         """Reserves what the request is expected to use; None where nothing bounds it.
 
         Raises:
@@ -82,7 +82,7 @@ class Guard:
         if not meters:
             return None
         charge = limits.charge(meters, model, facts.prompt_tokens, facts.output_tokens, self._wall())
-        if type(charge) is Charge:
+        if type(charge) is Reservation:
             return charge
         assert isinstance(charge, Shortage)
         raise shortage_error(charge, limits, model)

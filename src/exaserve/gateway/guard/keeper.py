@@ -8,7 +8,7 @@ from exaserve.config import Cluster, is_loopback
 from exaserve.control.document import Entry
 from exaserve.control.keydesk import Keydesk
 from exaserve.control.levers import Levers
-from exaserve.control.limits import Limits
+from exaserve.control.limits import LimitBook
 from exaserve.domain.errors import ConfigError
 from exaserve.domain.replica import ReplicaId
 from exaserve.gateway.core import Core
@@ -36,7 +36,7 @@ class GuardKeeper:
         self._core = core
         self._auth = auth = cluster.auth
         self._log = log
-        self.limits = Limits(cluster.limits, cluster.prices)
+        self.limits = LimitBook(cluster.limits, cluster.prices)
         settings = cluster.gateway
         self.periods = PeriodKeeper(self.limits, state, settings.name or f"port {settings.port}", state.wall)
         self._guard = Guard(state.wall, self.limits)

@@ -7,7 +7,7 @@ import contextlib
 from collections.abc import Callable, Iterable
 from datetime import UTC, datetime
 
-from exaserve.control.limits import Limits
+from exaserve.control.limits import LimitBook
 from exaserve.gateway.guard.state import ControlState
 
 __all__ = ["KEEP_S", "PeriodKeeper"]
@@ -25,7 +25,7 @@ class PeriodKeeper:
         wall: seconds since 1970.
     """
 
-    def __init__(self, limits: Limits, state: ControlState, node: str, wall: Callable[[], float]) -> None:
+    def __init__(self, limits: LimitBook, state: ControlState, node: str, wall: Callable[[], float]) -> None:
         self._limits = limits
         self._state = state
         self._node = node

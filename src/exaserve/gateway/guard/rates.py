@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from math import ceil
 
-from exaserve.control.limits import Charge, Limits, Shortage
+from exaserve.control.limits import LimitBook, Reservation, Shortage
 from exaserve.control.meters import CONCURRENT, OUTPUT, REQUESTS, TOKENS_PERIOD, Meter
 from exaserve.domain.errors import ExaServeError, QuotaExhausted, RateLimited
 
@@ -29,7 +29,7 @@ def go_duration(seconds: float) -> str:
     return f"{minutes}m{text}s" if minutes else f"{text}s"
 
 
-def rate_lines(charge: Charge, second: int) -> bytes:
+def rate_lines(charge: Reservation, second: int) -> bytes:
     """Header lines of what is left of the tightest bounds of requests and tokens, each with its CRLF; b"" for none."""
     share = charge.limits.share
     requests: Meter | None = None
@@ -61,7 +61,7 @@ def _lines(what: bytes, meter: Meter, left: float, second: int, share: float) ->
     )
 
 
-def shortage_error(shortage: Shortage, limits: Limits, model: str) -> ExaServeError:
+def shortage_error(shortage: Shortage, limits: LimitBook, model: str) -> ExaServeError:
     """What the client is told: what the bound is, and when to come again where that helps."""
     meter = shortage.meter
     scope = meter.name.partition(":")[0].replace("=", " ")

@@ -7,7 +7,7 @@ import asyncio
 from math import inf
 from typing import cast
 
-from exaserve.control.limits import Charge
+from exaserve.control.limits import Reservation
 from exaserve.domain.errors import ClientError, ExaServeError, SlowClient
 from exaserve.domain.request import RequestFacts
 from exaserve.gateway.core import Core
@@ -149,7 +149,7 @@ class ClientConnection(ClientWriter):
     def _answer(self, request: Request) -> None:
         core = self._core
         dialect = Dialect.OPENAI
-        charge: Charge | None = None
+        charge: Reservation | None = None
         try:
             if request.error is not None:
                 self._refuse(request, request.error, dialect)

@@ -11,7 +11,7 @@ import re
 from hashlib import blake2b
 from math import inf
 
-from exaserve.control.limits import Charge
+from exaserve.control.limits import Reservation
 from exaserve.domain.errors import ConnectFailed, ModelNotFound, ReplicaError
 from exaserve.domain.replica import ReplicaId
 from exaserve.domain.request import Outcome, RequestFacts
@@ -55,7 +55,7 @@ class Exchange(Journey):
         route: Route,
         facts: RequestFacts,
         grant: Grant | None = None,
-        charge: Charge | None = None,
+        charge: Reservation | None = None,
     ) -> None:
         Journey.__init__(self, core.dispatcher, facts, len(request.body))
         self._core = core
@@ -348,7 +348,7 @@ class Exchange(Journey):
             core.dispatcher.wake(now)
         self.client.exchange_done(now)
 
-    def _settle(self, charge: Charge, outcome: Outcome) -> None:
+    def _settle(self, charge: Reservation, outcome: Outcome) -> None:
         """What it used in the end: as the engine counted, else as it was estimated; what failed is given back."""
         self._charge = None
         usage = self.usage

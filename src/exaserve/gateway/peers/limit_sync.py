@@ -15,7 +15,7 @@ from typing import Any
 
 import msgspec
 
-from exaserve.control.limits import Limits
+from exaserve.control.limits import LimitBook
 from exaserve.control.meters import SPAN_S, TOKENS_PERIOD, Meter
 from exaserve.gateway.guard.periods import PeriodKeeper
 from exaserve.gateway.peers.link import PeerLink
@@ -47,7 +47,7 @@ class LimitSync:
 
     def __init__(
         self,
-        limits: Limits,
+        limits: LimitBook,
         links: Callable[[], list[PeerLink]],
         expected: Callable[[], int],
         periods: PeriodKeeper,
