@@ -17,7 +17,6 @@ __all__ = ["Grant"]
 
 _MODELS_MAX = 1024
 """Names whose answer is remembered; a client may ask for any."""
-_JOIN_BYTES_MAX = 131_072
 _EMPTY_BYTES_MAX = 64
 """A longer beginning of a JSON object has a field."""
 _DESTINATION = re.compile(
@@ -74,18 +73,17 @@ class Grant:
         """Those of a request's withheld header lines that it may say to replicas."""
         return b"".join(_DESTINATION.findall(withheld)) if "destination" in self.may_say else b""
 
-    def salting(self, body: bytes) -> tuple[bytes | memoryview, bytes]:
-        """``body``, a JSON object that :func:`~exaserve.gateway.http.inspect.inspect` has read, with the salt in it.
+    def salting(self, body: bytes) -> tuple[int, bytes]:
+        """How much of ``body`` to send, and what after it, so that the salt is in it.
 
-        In two parts that follow one another: a large body is not copied.
+        ``body`` is a JSON object that :func:`~exaserve.gateway.http.inspect.inspect` has read. It is not copied here.
         """
         at = body.rfind(b"}")
         if at < 0 or (self._may_salt and b'"cache_salt"' in body):
-            return body, b""
-        if at > _JOIN_BYTES_MAX:
-            return memoryview(body)[:at], self._salted
-        start = body[:at]
-        return start, self._salted if len(start) > _EMPTY_BYTES_MAX or start.strip() != b"{" else self._salted[1:]
+            return len(body), b""
+        if at < _EMPTY_BYTES_MAX and body[:at].strip() == b"{":
+            return at, self._salted[1:]
+        return at, self._salted
 
     def meters(self, limits: LimitBook, model: str) -> tuple[Meter, ...]:
         """Whatever bounds its use of ``model``."""

@@ -149,37 +149,39 @@ class Exchange(Journey):
 
     def _send(self, upstream: UpstreamConnection, now: float) -> None:
         request = self.request
-        body: bytes | memoryview = request.body
+        body = request.body
         head = request.head
         if self.route.passed != request.target:
             head = b"%b %b HTTP/1.1%b" % (request.method, self.route.passed, head[head.find(b"HTTP/1.1") + 8 :])
         endpoint = upstream.endpoint
         core = self._core
         grant = self.grant
-        end = b""
-        if grant is None and core.guard is None:
-            head += request.withheld
-        else:  # a client's key for the gateway is not the engines' business
+        length, end = len(body), b""
+        if grant is None:  # a client's key for the gateway is not the engines' business
+            head += request.withheld if core.guard is None else core.engine_line
+        else:
             head += core.engine_line
-            if grant is not None and grant.may_say and request.withheld:
+            if grant.may_say and request.withheld:
                 head += grant.said(request.withheld)
-            if grant is not None and grant.salt and core.salted(ReplicaId(endpoint.replica), self.route.name):
-                body, end = grant.salting(request.body)
+            if grant.salt and core.salted(ReplicaId(endpoint.replica), self.route.name):
+                length, end = grant.salting(body)
         if body or request.method == b"POST":
             head = b"%b%bContent-Length: %d\r\nx-request-id: %b\r\n\r\n" % (
                 head,
                 endpoint.host_line,
-                len(body) + len(end),
+                length + len(end),
                 self.request_id,
             )
         else:
             head = b"%b%bx-request-id: %b\r\n\r\n" % (head, endpoint.host_line, self.request_id)
         self.upstream = upstream
         self.sent(now)
-        if len(body) <= _JOIN_BYTES_MAX:
-            upstream.send(self, b"".join((head, body, end)), b"", now)
+        if length > _JOIN_BYTES_MAX:
+            upstream.send(self, head, memoryview(body)[:length] if end else body, now, end)
+        elif end:
+            upstream.send(self, b"%b%b%b" % (head, body[:length], end), b"", now)
         else:
-            upstream.send(self, head, body, now, end)
+            upstream.send(self, head + body, b"", now)
 
     # ---- the answer (Relay) -------------------------------------------------------------------------------------
     def answered(self, upstream: UpstreamConnection, rest: bytes) -> None:
