@@ -163,3 +163,33 @@ def test_everything_returned_to_zero(gateway):
     assert gateway.gauge("exaserve_replica_inflight") == 0
     assert gateway.gauge("exaserve_replica_ledger_kv_tokens") == 0
     assert httpx.get(f"{gateway.url}/ready", trust_env=False).status_code == 200
+
+
+def test_official_clients_know_what_a_refusal_means(engines):
+    with GatewayProcess(engines.urls, "--auth", "keys") as process:
+        process.ready()
+        made = [
+            httpx.post(f"{process.admin_url}/keys", json={"tenant": "t", "models": [models]}, trust_env=False)
+            for models in ("*", "another")
+        ]
+        good, other = (answer.json()["secret"] for answer in made)
+        openai_at: Any = {"base_url": f"{process.url}/v1", "max_retries": 0, "timeout": 20}
+        anthropic_at: Any = {"base_url": process.url, "max_retries": 0, "timeout": 20}
+
+        def chat(key: str) -> Any:
+            with openai.OpenAI(api_key=key, **openai_at) as client:
+                return client.chat.completions.create(model=MODEL, messages=ASK, max_tokens=2)
+
+        def message(**credentials: Any) -> Any:
+            with anthropic.Anthropic(**credentials, **anthropic_at) as client:
+                return client.messages.create(model=MODEL, messages=ASK, max_tokens=2)
+
+        assert chat(good).usage.completion_tokens == 2
+        assert message(api_key=good).usage.output_tokens == 2
+        assert message(auth_token=good).usage.output_tokens == 2
+        for ask, library in ((chat, openai), (lambda key: message(api_key=key), anthropic)):
+            with pytest.raises(library.AuthenticationError, match="not known"):
+                ask("sk-exa-wrong")
+            with pytest.raises(library.PermissionDeniedError, match=MODEL):
+                ask(other)
+        assert not any(secret in line for secret in (good, other, "sk-exa-wrong") for line in process.lines)

@@ -11,19 +11,24 @@ import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import jwt
+import msgspec
 import pytest
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from jwt.algorithms import get_default_algorithms
+from tests.gateway.fake_engine import FakeEngine
+from tests.gateway.running import client_of, cluster_of
 
 from exaserve.config import parse_cluster
 from exaserve.config.guard import JwtSettings
 from exaserve.control.keybook import Keybook
 from exaserve.control.records import Tenant
 from exaserve.domain.errors import ConfigError, Unauthorized
+from exaserve.gateway.app import Gateway
 from exaserve.gateway.guard.guard import Guard
 from exaserve.gateway.guard.jwt import Tokens
 from exaserve.gateway.http.parse import Request
@@ -200,12 +205,7 @@ async def test_an_unknown_key_is_asked_for_at_once_but_not_too_often(server: tup
     await book.stop()
 
 
-async def test_a_token_opens_the_endpoint(source: Path) -> None:
-    cluster = parse_cluster(
-        "model: m\nengine: 'null'\ngateway: {port: 0, admin_port: 0, state_dir: memory}\n"
-        f"auth:\n  jwt: [{{issuer: 'https://idp', audience: llm, jwks: {source}, models: [tiny]}}]\n"
-    )
-    assert cluster.auth.jwt[0].audience == "llm"
+async def test_a_token_is_a_key_until_its_issuer_takes_back_what_signed_it(source: Path) -> None:
     book = tokens(str(source))
     await book.start()
     guard = Guard(lambda: NOW)
@@ -225,3 +225,22 @@ async def test_a_token_opens_the_endpoint(source: Path) -> None:
     with pytest.raises(Unauthorized):
         guard.grant(request)
     await book.stop()
+
+
+@pytest.mark.may_block
+async def test_an_issuer_in_the_cluster_file_closes_the_endpoint_to_all_others(source: Path) -> None:
+    issuer = f"{{issuer: 'https://idp', audience: llm, jwks: {source}, routes: [models]}}"
+    text = f"model: m\nengine: 'null'\nauth:\n  jwt: [{issuer}]\n"
+    async with FakeEngine() as engine:
+        cluster = msgspec.structs.replace(cluster_of(engine), auth=parse_cluster(text).auth)
+        gateway = Gateway(cluster, log=EventLog(list[str]().append), rng=Random(0))
+        await gateway.start()
+        try:
+            async with client_of(gateway) as client:
+                assert (await client.get("/v1/models")).status_code == 401
+                headers = {"authorization": f"Bearer {token(exp=4e9).decode()}"}
+                assert (await client.get("/v1/models", headers=headers)).status_code == 200
+                assert (await client.get("/metrics", headers=headers)).status_code == 403
+            assert any("exaserve_jwks_failing" in line for line in gateway.metrics.render().decode().splitlines())
+        finally:
+            await gateway.stop(0.0)
