@@ -8,7 +8,7 @@ BIN := $(VENV)/bin
 PYTEST_WORKERS ?= 2
 PURE := $(wildcard $(addprefix src/exaserve/,domain models scheduling health perfmodel planning preflight report serving control workload))
 
-.PHONY: help setup demo test test-compiled check format bench-path bench-gateway bench-simulate bench-bringup bench-telemetry bench-loss bench-fidelity clean
+.PHONY: help setup demo test test-compiled check format bench-path bench-gateway bench-simulate bench-bringup bench-telemetry bench-loss bench-fidelity bench-guard clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' Makefile
@@ -71,6 +71,9 @@ bench-loss: $(VENV)/.dev ## how soon losses and returns of agents, nodes, engine
 
 bench-fidelity: $(VENV)/.dev ## predicted speed against public measurements, cross-validated; ROWS="FILE ..." judges others
 	@PYTHONPATH="$(CURDIR)/src" $(BIN)/python -m benchmarks.bench_fidelity $(if $(ROWS),--rows $(ROWS))
+
+bench-guard: $(VENV)/.dev $(VENV)/compiled/.done ## what keys and limits cost a request, and one limit over four gateways
+	@PYTHONPATH="$(CURDIR)/$(VENV)/compiled" $(BIN)/python -m benchmarks.bench_guard
 
 clean: ## remove the virtual environment and caches
 	rm -rf $(VENV) .venv-peers .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build dist

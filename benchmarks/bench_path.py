@@ -54,7 +54,7 @@ def request(stream: bool) -> bytes:
         {"model": MODEL, "messages": [{"role": "user", "content": "Hello there."}], "max_tokens": 16, "stream": stream}
     ).encode()
     head = (
-        b"POST /v1/chat/completions HTTP/1.1\r\nHost: gateway\r\nUser-Agent: bench\r\nAuthorization: Bearer key\r\n"
+        b"POST /v1/chat/completions HTTP/1.1\r\nHost: gateway\r\nUser-Agent: bench\r\nAuthorization: Bearer key-of-the-bench-0\r\n"
         b"Content-Type: application/json\r\nContent-Length: %d\r\n\r\n"
     )
     return head % len(body) + body

@@ -243,48 +243,66 @@ class LimitBook:
     ) -> Reservation | Shortage:
         """Reserves with every meter, or with none. ``now``: seconds, of a clock that all gateways share."""
         second = int(now)
-        short: Shortage | None = None
-        for meter in meters:
+        amounts = [1.0] * len(meters)
+        short = False
+        share, gateways = self.share, self.gateways
+        for at in range(len(meters)):
+            meter = meters[at]
+            kind = meter.kind
             meter.advance(second)
-            amount = self._amount(meter, model, input_tokens, output_tokens, 0)
-            if not meter.fits(amount, self.share, self.gateways):
-                never = amount > meter.limit
-                wait_s = meter.reset_s(second, amount, self.share)
-                if short is None or never or wait_s > short.wait_s:
-                    short = Shortage(meter, amount, wait_s, never)
-        if short is not None:
-            kind = short.meter.kind
-            self.refused[kind] = self.refused.get(kind, 0) + 1
-            return short
-        for meter in meters:
-            amount = self._amount(meter, model, input_tokens, output_tokens, 0)
+            if kind == TOKENS or kind == TOKENS_PERIOD:  # noqa: PLR1714, SIM109 - compiled, a set would be slower
+                amounts[at] = float(input_tokens + output_tokens)
+            elif kind != REQUESTS and kind != CONCURRENT:  # noqa: PLR1714 - likewise
+                amounts[at] = self._amount(meter, model, input_tokens, output_tokens, 0)
+            if not meter.fits(amounts[at], share, gateways):
+                short = True
+        if short:
+            return self._short(meters, amounts, second)
+        for at in range(len(meters)):
+            meter = meters[at]
             if meter.kind >= TOKENS_PERIOD:
-                meter.pending += amount
+                meter.pending += amounts[at]
             else:
-                self._add_to(meter, amount, 0 if meter.kind == CONCURRENT else second)
+                self._add_to(meter, amounts[at], 0 if meter.kind == CONCURRENT else second)
         return Reservation(self, meters, model, input_tokens, output_tokens, second, self._turn)
+
+    def _short(self, meters: tuple[Meter, ...], amounts: list[float], second: int) -> Shortage:
+        """The bound that has no room for it; of several the one that takes the longest."""
+        worst: Shortage | None = None
+        for meter, amount in zip(meters, amounts, strict=True):
+            if meter.fits(amount, self.share, self.gateways):
+                continue
+            never = amount > meter.limit
+            wait_s = meter.reset_s(second, amount, self.share)
+            if worst is None or never or wait_s > worst.wait_s:
+                worst = Shortage(meter, amount, wait_s, never)
+        assert worst is not None
+        self.refused[worst.meter.kind] = self.refused.get(worst.meter.kind, 0) + 1
+        return worst
 
     def settle(
         self, charge: Reservation, input_tokens: int, output_tokens: int, cached_tokens: int, *, counts: bool
     ) -> None:
         """The request has ended and used this much; ``counts`` is whether it counts as a request at all."""
+        same = input_tokens == charge.input_tokens and output_tokens == charge.output_tokens and not cached_tokens
         for meter in charge.meters:
             kind = meter.kind
-            reserved = self._amount(meter, charge.model, charge.input_tokens, charge.output_tokens, 0)
             if kind == CONCURRENT:
                 self._add_to(meter, -1.0, 0)
-                continue
-            if kind == REQUESTS:
+            elif kind == REQUESTS:
                 if not counts:
                     self._add_to(meter, -1.0, charge.second)
+            elif kind < TOKENS_PERIOD and same:
                 continue
-            actual = self._amount(meter, charge.model, input_tokens, output_tokens, cached_tokens)
-            if kind >= TOKENS_PERIOD:
-                meter.pending = max(meter.pending - reserved, 0.0)
-                if charge.turn == self._turn:
-                    meter.used += actual
-            elif actual != reserved:
-                self._add_to(meter, actual - reserved, charge.second)
+            else:
+                reserved = self._amount(meter, charge.model, charge.input_tokens, charge.output_tokens, 0)
+                actual = self._amount(meter, charge.model, input_tokens, output_tokens, cached_tokens)
+                if kind >= TOKENS_PERIOD:
+                    meter.pending = max(meter.pending - reserved, 0.0)
+                    if charge.turn == self._turn:
+                        meter.used += actual
+                elif actual != reserved:
+                    self._add_to(meter, actual - reserved, charge.second)
 
     def _add_to(self, meter: Meter, amount: float, second: int) -> None:
         meter.add(amount, second)

@@ -44,13 +44,14 @@ class Meter:
         pending: of a period: reserved by requests under way here.
         heard: by the peers that are connected, in the window.
         unheard: of ``used`` what peers have not confirmed yet.
+        last: second in which this gateway used some of it last.
         changes: what has not been told to peers yet, by second; None while there are none.
         nodes: of a period: settled use of each other gateway.
     """
 
     __slots__ = (
-        "_at", "_heard_slots", "_slots", "changes", "heard", "kind", "limit", "name", "nodes", "pending", "period",
-        "unheard", "used",
+        "_at", "_heard_slots", "_slots", "changes", "heard", "kind", "last", "limit", "name", "nodes",
+        "pending", "period", "unheard", "used",
     )  # fmt: skip
 
     def __init__(self, name: str, kind: int, limit: float, period: str = "") -> None:
@@ -68,6 +69,7 @@ class Meter:
         self._slots = [0.0] * slots
         self._heard_slots = [0.0] * slots
         self._at = 0
+        self.last = 0
 
     def advance(self, second: int) -> None:
         """Forgets slots that have left the window. Only of minutes."""
@@ -90,6 +92,7 @@ class Meter:
             if self._at - second >= SPAN_S:
                 return
             self._slots[second % SPAN_S] += amount
+            self.last = max(self.last, second)
         self.used += amount
         changes = self.changes
         if changes is not None:

@@ -6,7 +6,7 @@ from __future__ import annotations
 from math import ceil
 
 from exaserve.control.limits import LimitBook, Reservation, Shortage
-from exaserve.control.meters import CONCURRENT, OUTPUT, REQUESTS, TOKENS_PERIOD, Meter
+from exaserve.control.meters import CONCURRENT, OUTPUT, REQUESTS, SPAN_S, TOKENS_PERIOD, Meter
 from exaserve.domain.errors import ExaServeError, QuotaExhausted, RateLimited
 
 __all__ = ["go_duration", "rate_lines", "shortage_error"]
@@ -45,17 +45,19 @@ def rate_lines(charge: Reservation, second: int) -> bytes:
             left = meter.room(share)
             if tokens is None or left < tokens_left:
                 tokens, tokens_left = meter, left
-    out = b"" if requests is None else _lines(b"requests", requests, requests_left, second, share)
-    return out if tokens is None else out + _lines(b"tokens", tokens, tokens_left, second, share)
+    out = b"" if requests is None else _lines(b"requests", requests, requests_left, second)
+    return out if tokens is None else out + _lines(b"tokens", tokens, tokens_left, second)
 
 
-def _lines(what: bytes, meter: Meter, left: float, second: int, share: float) -> bytes:
-    reset = b"0s" if left >= meter.limit else go_duration(meter.reset_s(second, meter.limit * share, share)).encode()
+def _lines(what: bytes, meter: Meter, left: float, second: int) -> bytes:
+    """The reset is when all of the bound is free again, if nothing more is used."""
+    rest = meter.last + SPAN_S - second
+    reset = b"1m0s" if rest >= SPAN_S else b"%ds" % rest if rest > 0 and left < meter.limit else b"0s"
     return b"x-ratelimit-limit-%b: %d\r\nx-ratelimit-remaining-%b: %d\r\nx-ratelimit-reset-%b: %b\r\n" % (
         what,
         int(meter.limit),
         what,
-        max(int(left), 0),
+        int(left) if left > 0.0 else 0,
         what,
         reset,
     )
