@@ -47,9 +47,9 @@ def test_a_bound_of_requests_lets_a_burst_through_and_then_what_leaves_the_windo
     assert [admitted(limits, found, 0.5) is not None for _ in range(4)] == [True, True, True, False]
     short = limits.charge(found, "m", 1, 1, 20.0)
     assert isinstance(short, Shortage)
-    assert (short.wait_s, short.never, short.asked) == (40.0, False, 1.0)
-    assert admitted(limits, found, 59.9) is None
-    assert admitted(limits, found, 60.0) is not None
+    assert (short.wait_s, short.never, short.asked) == (41.0, False, 1.0)
+    assert admitted(limits, found, 60.4) is None, "59.9 seconds after the first"
+    assert admitted(limits, found, 61.0) is not None
 
 
 def test_all_meters_are_charged_or_none():

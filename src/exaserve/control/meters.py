@@ -1,8 +1,8 @@
 # compiled
 """What counts use against one bound: sliding minutes, requests under way, calendar days and months. Pure.
 
-A minute is 60 slots of a second. What was used leaves the window when its whole slot is older than a minute, so no 60
-seconds ever hold more than the bound, and no less than 59/60 of it can be used. (A bucket that is full at the start
+A minute is 61 slots of a second. What was used leaves the window when its whole slot is older than a minute, so no 60
+seconds ever hold more than the bound, and no less than 60/61 of it can be used. (A bucket that is full at the start
 would let twice the bound through in the first minute.)
 
 Where several gateways share a bound, each adds what the others told to what it used itself. What it has used and has
@@ -27,7 +27,8 @@ TOKENS_PERIOD: Final = 5
 MONEY_PERIOD: Final = 6
 KINDS: Final = ("requests", "tokens", "input_tokens", "output_tokens", "concurrent", "tokens_period", "money_period")
 PERIODS: Final = ("", "day", "month")
-SPAN_S: Final = 60
+SPAN_S: Final = 61
+"""Slots of a minute: use in the last moment of a slot is 60 seconds old only when the 61st has begun."""
 
 
 class Meter:
@@ -147,7 +148,7 @@ class Meter:
         return True
 
     def reset_s(self, second: int, amount: float, share: float) -> float:
-        """Seconds until ``amount`` fits by what leaves the window; 0 where it does, 60 where nothing says when."""
+        """Seconds until ``amount`` fits by what leaves the window; 0 where it does, 61 where nothing says when."""
         left = self.room(share)
         if amount <= left or self.kind > OUTPUT:
             return 0.0
