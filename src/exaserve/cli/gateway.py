@@ -84,7 +84,7 @@ def gateway(
     ] = None,
     state_dir: Annotated[
         Path | None,
-        typer.Option("--state-dir", metavar="DIR", help="Where keys, decisions and use are kept. [gateway.state_dir]"),
+        typer.Option("--state-dir", metavar="DIR", help="Where keys and decisions are kept. [gateway.state_dir]"),
     ] = None,
     reuse_port: Annotated[
         bool, typer.Option("--reuse-port", help="Let several gateways on this machine share the port.")

@@ -10,7 +10,7 @@ from typing import Literal
 import msgspec
 
 from exaserve.config.convert import Limits, Schema
-from exaserve.config.guard import AuthMode, AuthSettings, UsageSettings
+from exaserve.config.guard import AuthMode, AuthSettings
 from exaserve.config.settings import (
     AgentSettings,
     ClientLimits,
@@ -226,7 +226,6 @@ class ClusterFile(Pool, frozen=True, kw_only=True):
         auth: who may use the endpoint: ``keys``, ``open``, or a mapping.
         limits: how much may be used, beside what keys and tenants have of their own.
         prices: what models cost, by name or pattern.
-        usage: where finished requests are written down.
     """
 
     nodes: int | tuple[NodeEntry, ...] = 1
@@ -243,7 +242,6 @@ class ClusterFile(Pool, frozen=True, kw_only=True):
     auth: AuthMode | AuthSettings = AuthSettings()
     limits: tuple[LimitRule, ...] = ()
     prices: dict[str, Price] = {}
-    usage: UsageSettings = UsageSettings()
 
 
 class Cluster(msgspec.Struct, frozen=True, kw_only=True):
@@ -263,7 +261,6 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True):
     auth: AuthSettings = AuthSettings()
     limits: tuple[LimitRule, ...] = ()
     prices: dict[str, Price] = {}
-    usage: UsageSettings = UsageSettings()
 
     def replicas(self) -> tuple[ReplicaSpec, ...]:
         """Every replica of the file: those it names, and those that its pools start on its nodes."""

@@ -1,4 +1,4 @@
-"""The cluster file's keys of the guard: who may use the endpoint, and where use is written down."""
+"""The cluster file's keys of the guard: who may use the endpoint."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Literal
 
 import msgspec
 
-__all__ = ["AuthMode", "AuthSettings", "JwtSettings", "UsageSettings"]
+__all__ = ["AuthMode", "AuthSettings", "JwtSettings"]
 
 AuthMode = Literal["auto", "open", "keys"]
 
@@ -52,19 +52,3 @@ class AuthSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     mode: AuthMode = "auto"
     jwt: tuple[JwtSettings, ...] = ()
-
-
-class UsageSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Where finished requests are written down.
-
-    Attributes:
-        store: ``sqlite``, the gateway's state folder; ``postgresql://...``; ``off``.
-        keep_days: rows older than this are removed; 0 keeps all.
-        flush_s: longest time a finished request is only in memory, seconds.
-        rows_max: finished requests that wait to be written; above it the oldest are summed up.
-    """
-
-    store: str = "sqlite"
-    keep_days: int = 400
-    flush_s: float = 0.5
-    rows_max: int = 65_536

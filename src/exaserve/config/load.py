@@ -141,7 +141,6 @@ def _normal(file: ClusterFile, given: dict[str, Item]) -> Cluster:
         auth=AuthSettings(mode=file.auth) if isinstance(file.auth, str) else file.auth,
         limits=file.limits,
         prices=file.prices,
-        usage=file.usage,
     )
 
 

@@ -95,7 +95,7 @@ class GatewaySettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     """How long a graceful stop still takes connections while ``/ready`` says 503, seconds, ``drain`` at most: longer
     than a load balancer needs to see that, or clients are refused."""
     state_dir: str = ""
-    """Where keys, operators' decisions and the ledger of use are kept; "" is ``exaserve/gateway-PORT`` in the user's
+    """Where keys, operators' decisions and sums of use are kept; "" is ``exaserve/gateway-PORT`` in the user's
     state directory; ``memory`` keeps nothing, as does a gateway that takes a free port. Several may share a folder."""
     name: str = ""
     """What other gateways know this one by; host name and peer port unless given. Each needs one of its own."""
