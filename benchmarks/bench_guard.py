@@ -26,13 +26,10 @@ import httpx
 
 from benchmarks.bench_path import COUNTS, WarmPath
 from benchmarks.machine import description
-from exaserve.control.document import Document
-from exaserve.control.keydesk import Keydesk, KeyWish
 from exaserve.control.records import Allowance
 from exaserve.emulator.config import EmulatorConfig
 from exaserve.emulator.process import EmulatorProcess
 from exaserve.gateway import core as core_module
-from exaserve.gateway.guard.guard import Guard
 
 MODEL = "bench"
 GATEWAYS = 4
@@ -49,28 +46,13 @@ class Verdict(NamedTuple):
     met: bool
 
 
-def guarded() -> WarmPath:
-    """A data plane whose client has a key with four bounds that it never reaches."""
-    path = WarmPath()
-    document = Document("bench")
-    desk = Keydesk(document, {"a": b"s" * 32})
-    allowance = Allowance(
-        requests_per_minute=10**9, tokens_per_minute=10**12, concurrent_requests=10**6, tokens_per_month=10**15
-    )
-    done, _, _ = desk.create(
-        KeyWish(tenant="bench", secret="key-of-the-bench-0", allowance=allowance), "key_1", "", 1.0
-    )
-    for change in done.changes:
-        document.put(*change, 1)
-    guard = Guard(time.time)
-    guard.take(desk.book())
-    path.core.guard = guard
-    return path
-
-
 def path_costs(rounds: int) -> list[Verdict]:
     """Least CPU of each kind over the rounds, µs: what disturbs only ever adds."""
-    paths = {"open": WarmPath(), "guarded": guarded()}
+    bounds = Allowance(
+        requests_per_minute=10**9, tokens_per_minute=10**12, concurrent_requests=10**6, tokens_per_month=10**15
+    )
+    paths = {"open": WarmPath(), "guarded": WarmPath(bounds)}
+    paths["guarded"].core.guard = paths["guarded"].guard
     kinds: dict[str, Callable[[WarmPath], Callable[[int], None]]] = {
         "plain": lambda p: p.plain,
         "event": lambda p: p.event,

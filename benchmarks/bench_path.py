@@ -24,7 +24,7 @@ from typing import Any
 from benchmarks.machine import description
 from exaserve.config import GatewaySettings
 from exaserve.control.keybook import Keybook, digest_of
-from exaserve.control.records import ApiKey
+from exaserve.control.records import Allowance, ApiKey
 from exaserve.domain.replica import ReplicaId, ReplicaSpec
 from exaserve.gateway import core as core_module
 from exaserve.gateway.core import Core
@@ -54,7 +54,7 @@ def request(stream: bool) -> bytes:
         {"model": MODEL, "messages": [{"role": "user", "content": "Hello there."}], "max_tokens": 16, "stream": stream}
     ).encode()
     head = (
-        b"POST /v1/chat/completions HTTP/1.1\r\nHost: gateway\r\nUser-Agent: bench\r\nAuthorization: Bearer key-of-the-bench-0\r\n"
+        b"POST /v1/chat/completions HTTP/1.1\r\nHost: gateway\r\nUser-Agent: bench\r\nAuthorization: Bearer key\r\n"
         b"Content-Type: application/json\r\nContent-Length: %d\r\n\r\n"
     )
     return head % len(body) + body
@@ -105,16 +105,18 @@ class CountingTransport:
 
 
 class WarmPath:
-    """A data plane with one client and an idle connection to each replica."""
+    """A data plane with one client, which has a key, and an idle connection to each replica."""
 
-    def __init__(self) -> None:
+    def __init__(self, allowance: Allowance = Allowance()) -> None:  # noqa: B008  # frozen
         clock = time.monotonic
         scheduler = Scheduler(SchedulerConfig(), random.Random(1))
         fleet = Fleet(scheduler, HealthConfig(), lambda: None)
         self.core = Core(GatewaySettings(), fleet, Admission(AdmissionConfig()), GatewayMetrics(process=False), clock)
         self.client = CountingTransport(DataPlane(self.core).client_protocol()).protocol
         self.guard = Guard(time.time)
-        key = ApiKey(id="bench", tenant="bench", digest=digest_of(b"secret", b"key"), secret_id="bench")
+        key = ApiKey(
+            id="bench", tenant="bench", digest=digest_of(b"secret", b"key"), secret_id="bench", allowance=allowance
+        )
         self.guard.take(Keybook((key,), (), {"bench": b"secret"}))
         self.upstreams = []
         now = clock()

@@ -52,10 +52,9 @@ def rate_lines(charge: Reservation, second: int) -> bytes:
 def _lines(what: bytes, meter: Meter, left: float, second: int) -> bytes:
     """The reset is when all of the bound is free again, if nothing more is used."""
     rest = meter.last + SPAN_S - second
+    reset = b"1m%ds" % (rest - 60) if rest >= 60 else b"%ds" % rest
     if left >= meter.limit or rest <= 0:
         reset = b"0s"
-    else:
-        reset = b"1m%ds" % (rest - 60) if rest >= 60 else b"%ds" % rest
     return b"x-ratelimit-limit-%b: %d\r\nx-ratelimit-remaining-%b: %d\r\nx-ratelimit-reset-%b: %b\r\n" % (
         what,
         int(meter.limit),
