@@ -355,8 +355,7 @@ class Exchange(Journey):
         self._charge = None
         usage = self.usage
         if usage is not None:
-            spent = (usage.prompt_tokens, usage.completion_tokens, usage.cached_tokens)
-            charge.limits.settle(charge, *spent, counts=True)
+            charge.limits.settle(charge, usage.prompt_tokens, usage.completion_tokens, usage.cached_tokens, counts=True)
         elif outcome is Outcome.COMPLETED or (outcome is Outcome.CLIENT_GONE and self.ttft_s is not None):
             charge.limits.settle(charge, charge.input_tokens, charge.output_tokens, 0, counts=True)
         elif outcome is Outcome.CLIENT_GONE and self.attempts:
