@@ -27,6 +27,14 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         terminalreporter.line(f"{len(skipped)} tests did not run: {why}")
 
 
+@pytest.fixture(autouse=True, scope="session")
+def _state_is_the_tests_own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Gateways that tests start keep nothing in the user's own folders, and find nothing there."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))
+        yield
+
+
 @pytest.fixture(autouse=True)
 def _loop_is_never_blocked(request: pytest.FixtureRequest) -> Iterator[None]:
     """Only calls that come from ``exaserve`` count: a test may read its own files."""

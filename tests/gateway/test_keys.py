@@ -149,7 +149,7 @@ async def test_peers_share_keys_also_those_that_were_away(tmp_path: Path) -> Non
         peers = (one.peering.url,)
         before = await made(one, name="before")
         async with kept(engine, folder=tmp_path / "b", name="b", peers=peers) as two, client_of(two) as at_two:
-            await until(lambda: two.core.guard is not None and len(two.control.secrets) == 2)
+            await until(lambda: two.core.guard is not None and two.control.secrets == one.control.secrets)
             assert (await at_two.post("/v1/chat/completions", json=CHAT, headers=bearer(before))).status_code == 200
             there = await made(two, name="there")
             await until(lambda: len(one.keeper.desk.all_keys()) == 2)

@@ -89,6 +89,7 @@ class KeyRoutes:
         asked = await read_body(request, _Wishes)
         wishes = asked if isinstance(asked, list) else [asked]
         keeper = self._control.keeper
+        await self._prepare()
         desk, now = keeper.desk, keeper.state.wall()
         try:
             made = [desk.create(wish, f"key_{secrets.token_hex(6)}", secrets.token_urlsafe(32), now) for wish in wishes]
@@ -113,6 +114,7 @@ class KeyRoutes:
     async def rotate(self, request: Request) -> Response:
         asked = await read_body(request, _Rotate)
         keeper = self._control.keeper
+        await self._prepare()
         try:
             done, key, text = keeper.desk.rotate(
                 request.path_params["key"], secrets.token_urlsafe(32), asked.grace_s, keeper.state.wall()
@@ -174,6 +176,12 @@ class KeyRoutes:
             raise AdminError(400, "count and before must be whole numbers.", "invalid_value", "count") from None
         rows = await self._control.keeper.state.audit(max(count, 1), before)
         return as_json({"audit": [{"number": number, **row._asdict()} for number, row in rows]})
+
+    async def _prepare(self) -> None:
+        try:
+            await self._control.keeper.state.prepare()
+        except ConfigError as error:
+            raise AdminError(503, f"{error.message}.", "not_kept", error.param) from None
 
     async def _write(self, request: Request, *wishes: Wish) -> None:
         """All or nothing."""

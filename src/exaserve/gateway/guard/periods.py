@@ -32,10 +32,17 @@ class PeriodKeeper:
         self._wall = wall
         self._keys = self._now()
         self._kept: dict[str, float] = {}
+        """What was written last, by meter."""
         self._task: asyncio.Task[None] | None = None
+        self._over: set[str] = set()
+        """Days and months whose sums are still on the disk."""
+        self._wrote = False
         for name, key, by, amount in state.counters():
+            self._wrote = True
             if key in self._keys.values():
                 limits.hear_period(name, "" if by == node else by, amount)
+            else:
+                self._over.add(key)
 
     def _now(self) -> dict[str, str]:
         at = datetime.fromtimestamp(self._wall(), UTC)
@@ -64,14 +71,20 @@ class PeriodKeeper:
         for period, key in keys.items():
             if key != self._keys[period]:
                 self._limits.roll(period)
-                self._state.drop_counters([self._keys[period]])
-                self._kept.clear()
+                if self._wrote:
+                    self._over.add(self._keys[period])
+        if keys != self._keys:
+            self._kept.clear()
         self._keys = keys
+        if self._over:
+            self._state.drop_counters(sorted(self._over))
+            self._over.clear()
         rows = []
         for name, period, used in self._limits.period_use():
-            if used != self._kept.get(name):
+            if used != self._kept.get(name, 0.0):
                 self._kept[name] = used
                 rows.append((name, keys[period], self._node, used))
+        self._wrote = self._wrote or bool(rows)
         self._state.count(rows)
 
     def told(self) -> list[tuple[str, str, float]]:

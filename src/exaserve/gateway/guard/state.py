@@ -1,7 +1,8 @@
 """A gateway's control document at work: read from the state folder, written there before it is acknowledged, watched.
 
-Who writes there beside this process (a command, another gateway of the machine) is noticed within ``WATCH_S``. Without
-a folder the document is only in memory, and lasts as long as the process or its peers.
+Who writes there beside this process (a command, another gateway of the machine) is noticed within ``WATCH_S``. The
+folder is made when there is something to keep. Without one the document is only in memory, and lasts as long as the
+process or its peers.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from pathlib import Path
 from exaserve.control.document import Document, Entry
 from exaserve.domain.errors import ConfigError
 from exaserve.gateway.guard.secrets_file import SecretsFile, is_secret, new_secret
-from exaserve.gateway.guard.store import AuditRow, Store
+from exaserve.gateway.guard.store import FILE, AuditRow, Store
 from exaserve.observe import EventLog
 
 __all__ = ["WATCH_S", "ControlState"]
@@ -55,21 +56,30 @@ class ControlState:
         self.on_secrets: list[Callable[[], None]] = []
         self.failures = 0
         self._log = log
+        self.secrets: dict[str, bytes] = {}
         self._store: Store | None = None
-        self._file: SecretsFile | None = None
+        self._file = None if folder is None else SecretsFile(folder)
+        self._unread = False
+        """The folder was opened and what stands in it is not in the document yet."""
         self._held: list[AuditRow] = []
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="state")
         """One thread does all that blocks, in order."""
         self._watcher: asyncio.Task[None] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._purged_at = wall()
-        if folder is None:
-            self.secrets = new_secret()
-            return
-        self._store = Store(folder)
-        self._file = SecretsFile(folder)
-        self.secrets = self._file.ready()
-        self.document.merge(self._store.entries(), 2**62)
+        if folder is not None and (folder / FILE).exists():
+            self.document.merge(self._opened().entries(), 2**62)
+            self._unread = False
+            assert self._file is not None
+            self.secrets = self._file.read()
+
+    def _opened(self) -> Store:
+        """The folder, made where it is missing. Blocks; in the thread only, but for the start."""
+        assert self.folder is not None
+        if self._store is None:
+            self._store = Store(self.folder)
+            self._unread = True
+        return self._store
 
     @property
     def _wall_ms(self) -> int:
@@ -77,7 +87,7 @@ class ControlState:
 
     # ---- life ---------------------------------------------------------------------------------------------------
     def start(self) -> None:
-        if self._store is not None and self._watcher is None:
+        if self.folder is not None and self._watcher is None:
             self._watcher = asyncio.get_running_loop().create_task(self._watch())
 
     async def stop(self) -> None:
@@ -89,30 +99,24 @@ class ControlState:
             self._watcher = None
         while self._tasks:
             await asyncio.gather(*self._tasks, return_exceptions=True)
-        store, self._store = self._store, None
-        if store is not None:
-            await self._blocking(store.close)
+        if self._store is not None:
+            await self._blocking(self._store.close)
         self._thread.shutdown(wait=False)
 
     async def _blocking(self, call: Callable[..., object], *args: object) -> object:
         return await asyncio.get_running_loop().run_in_executor(self._thread, call, *args)
 
     async def _watch(self) -> None:
-        store, file = self._store, self._file
-        assert store is not None
-        assert file is not None
         failing = False
         while True:
             await asyncio.sleep(WATCH_S)
             try:
-                if await self._blocking(store.changed):
-                    secrets = await self._blocking(file.read)
-                    self._take_secrets(secrets)  # type: ignore[arg-type]
-                    changed = self.document.merge(await self._blocking(store.entries), 2**62)  # type: ignore[arg-type]
-                    self._changed(changed, tell=True)
-                if self.wall() - self._purged_at > _PURGE_S:
+                found, secrets = await asyncio.get_running_loop().run_in_executor(self._thread, self._look)
+                self._take_secrets(secrets)
+                self._changed(self.document.merge(found, 2**62), tell=True)
+                if self._store is not None and self.wall() - self._purged_at > _PURGE_S:
                     self._purged_at = self.wall()
-                    await self._blocking(store.forget, self.document.purge(self._wall_ms))
+                    await self._blocking(self._store.forget, self.document.purge(self._wall_ms))
                 failing = False
             except (sqlite3.Error, OSError, ConfigError) as error:
                 self.failures += 1
@@ -120,7 +124,38 @@ class ControlState:
                     self._log.error("state_unreadable", folder=str(self.folder), error=str(error))
                 failing = True
 
+    def _look(self) -> tuple[list[Entry], dict[str, bytes]]:
+        """What others have written since the last look."""
+        assert self.folder is not None
+        assert self._file is not None
+        if self._store is None and not (self.folder / FILE).exists():
+            return [], {}
+        store = self._opened()
+        if not (store.changed() or self._unread):
+            return [], {}
+        self._unread = False
+        return store.entries(), self._file.read()
+
     # ---- changes ------------------------------------------------------------------------------------------------
+    async def prepare(self) -> None:
+        """There is a cluster secret, for a key that is about to be made.
+
+        Raises:
+            ConfigError: the folder cannot be used.
+        """
+        if not self.secrets:
+            self._take_secrets(new_secret() if self._file is None else await self._made_secret(self._file))
+
+    async def _made_secret(self, file: SecretsFile) -> dict[str, bytes]:
+        def make() -> dict[str, bytes]:
+            self._opened()
+            return file.ready()
+
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._thread, make)
+        except OSError as error:
+            raise ConfigError(f"{self.folder}: {error.strerror}", param="gateway.state_dir") from None
+
     async def change(self, changes: Sequence[tuple[str, str, bytes | None]], audit: Sequence[AuditRow]) -> None:
         """Writes entries (kind, id, value); in force, and on the disk, when it returns.
 
@@ -129,12 +164,12 @@ class ControlState:
         """
         entries = [self.document.put(kind, name, value, self._wall_ms) for kind, name, value in changes]
         self._changed(entries, tell=True)
-        if self._store is None:
+        if self.folder is None:
             self._held = [*self._held, *audit][-_AUDIT_HELD:]
             return
         try:
-            await self._blocking(self._store.write, entries, list(audit))
-        except (sqlite3.Error, OSError) as error:
+            await self._blocking(lambda: self._opened().write(entries, list(audit)))
+        except (sqlite3.Error, OSError, ConfigError) as error:
             self.failures += 1
             raise ConfigError(
                 f"the change is in force, but could not be written to {self.folder} ({error}), and ends with the"
@@ -152,7 +187,8 @@ class ControlState:
                 why="a peer's clock is more than ten minutes ahead of this one's, or its entries are too large",
             )  # fmt: skip
         self._changed(changed, tell=False)
-        self._soon(self._store.write if self._store is not None else None, changed)
+        if changed:
+            self._soon(lambda: self._opened().write(changed))
 
     def take_secrets(self, secrets: dict[str, bytes]) -> None:
         """Takes in those of a peer, where they are what they are called."""
@@ -160,10 +196,12 @@ class ControlState:
         if not secrets.keys() <= self.secrets.keys():
             known = {**self.secrets, **secrets}
             self._take_secrets(known)
-            self._soon(self._file.add if self._file is not None else None, known)
+            file = self._file
+            if file is not None:
+                self._soon(lambda: (self._opened(), file.add(known)))
 
     def _take_secrets(self, secrets: dict[str, bytes]) -> None:
-        if secrets.keys() != self.secrets.keys():
+        if not secrets.keys() <= self.secrets.keys():
             self.secrets = {**self.secrets, **secrets}
             for call in self.on_secrets:
                 call()
@@ -177,15 +215,15 @@ class ControlState:
             for call in self.on_write:
                 call(entries)
 
-    def _soon(self, call: Callable[..., object] | None, what: object) -> None:
-        if call is not None and what:
-            task = asyncio.get_running_loop().create_task(self._write(call, what))
+    def _soon(self, call: Callable[[], object]) -> None:
+        if self.folder is not None:
+            task = asyncio.get_running_loop().create_task(self._write(call))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
 
-    async def _write(self, call: Callable[..., object], what: object) -> None:
+    async def _write(self, call: Callable[[], object]) -> None:
         try:
-            await self._blocking(call, what)
+            await self._blocking(call)
         except (sqlite3.Error, OSError, ConfigError) as error:
             self.failures += 1
             self._log.error("state_unwritable", folder=str(self.folder), error=str(error))
@@ -196,15 +234,18 @@ class ControlState:
 
     def count(self, rows: Sequence[tuple[str, str, str, float]]) -> None:
         """Keeps counters, soon."""
-        self._soon(self._store.count if self._store is not None else None, rows)
+        if rows:
+            self._soon(lambda: self._opened().count(rows))
 
     def drop_counters(self, periods: Sequence[str]) -> None:
         """Forgets those of periods that are over, soon."""
-        self._soon(self._store.drop_counters if self._store is not None else None, periods)
+        self._soon(lambda: self._opened().drop_counters(periods))
 
     async def audit(self, count: int, before: int | None = None) -> list[tuple[int, AuditRow]]:
         """The newest administrative actions with their numbers."""
-        if self._store is None:
+        if self.folder is None:
             rows = list(enumerate(self._held))
             return [row for row in reversed(rows) if before is None or row[0] < before][:count]
+        if self._store is None:
+            return []
         return await self._blocking(self._store.audit, count, before)  # type: ignore[return-value]
