@@ -10,12 +10,14 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+import msgspec
 import pytest
 from tests.gateway.fake_engine import FakeEngine
 from tests.gateway.running import admin_of, client_of, cluster_of, until
 
 from exaserve.control.document import Document
 from exaserve.control.keydesk import Keydesk
+from exaserve.control.records import LimitRule
 from exaserve.domain.errors import ConfigError
 from exaserve.gateway.app import Gateway
 from exaserve.gateway.guard.secrets_file import SecretsFile
@@ -261,3 +263,20 @@ async def test_an_endpoint_for_other_machines_asks_for_keys_or_is_said_to_be_ope
             await made(gateway)
         async with kept(engine, folder=tmp_path, host="0.0.0.0") as gateway:
             assert gateway.core.guard is not None
+
+
+async def test_a_reload_changes_limits_and_metrics_say_what_was_refused(tmp_path: Path) -> None:
+    async with FakeEngine() as engine, kept(engine, folder=tmp_path) as gateway, client_of(gateway) as client:
+        secret = await made(gateway)
+        rules = (LimitRule(model="m", requests_per_minute=1),)
+        gateway.reload(msgspec.structs.replace(gateway.cluster, limits=rules))
+        statuses = [
+            (await client.post("/v1/chat/completions", json=CHAT, headers=bearer(secret))).status_code for _ in range(3)
+        ]
+        assert statuses == [200, 429, 429]
+        shown = gateway.metrics.render().decode()
+        assert 'exaserve_limit_refused_total{kind="requests"} 2' in shown
+        assert "exaserve_keys 1" in shown
+        gateway.reload(msgspec.structs.replace(gateway.cluster, limits=()))
+        assert (await client.post("/v1/chat/completions", json=CHAT, headers=bearer(secret))).status_code == 200
+        assert not any("reload_needs_restart" in line for line in gateway.lines)

@@ -99,9 +99,10 @@ class LimitBook:
     """
 
     def __init__(self, rules: Sequence[LimitRule] = (), prices: Mapping[str, Price] | None = None) -> None:
-        self._rules = tuple(rules)
-        self._prices = dict(prices or {})
+        self._rules: tuple[LimitRule, ...] = ()
+        self._prices: dict[str, Price] = {}
         self._priced: dict[str, Price | None] = {}
+        self.set_rules(rules, prices or {})
         self.meters: dict[str, Meter] = {}
         self.gateways = 1
         self.share = 1.0
@@ -109,6 +110,12 @@ class LimitBook:
         self.sharing = False
         self.changed: dict[Meter, None] = {}
         self._turn = 0
+
+    def set_rules(self, rules: Sequence[LimitRule], prices: Mapping[str, Price]) -> None:
+        """Other rules and prices hold for requests that come from now on; what was used stays counted."""
+        self._rules = tuple(rules)
+        self._prices = dict(prices)
+        self._priced = {}
 
     def roll(self, period: str) -> None:
         """Another ``day`` or ``month`` has begun."""

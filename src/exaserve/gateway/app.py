@@ -165,7 +165,7 @@ class Gateway:
         if self.agents is not None:
             self.metrics.add_source(self.agents.families)
         self.metrics.add_source(self.telemetry.families)
-        self.metrics.add_source(self.keeper.tokens.families)
+        self.metrics.add_source(self.keeper.families)
         self.metrics.add_source(ReplicaGauges(self.fleet, self.clock).families)
         self.metrics.nodes = self._nodes
 
@@ -293,6 +293,7 @@ class Gateway:
         if cluster.scheduling.policy != self.cluster.scheduling.policy:
             self.keeper.levers.policy = cluster.scheduling.policy
             self.keeper.levers.apply_policy()
+        self.keeper.reload(cluster)
         for line in difference.lines:
             self.log.info("reload_change", change=line)
         if restart := difference.needs_restart:
@@ -302,6 +303,8 @@ class Gateway:
             kept,
             nodes=cluster.nodes,
             pools=cluster.pools,
+            limits=cluster.limits,
+            prices=cluster.prices,
             scheduling=dataclasses.replace(kept.scheduling, policy=cluster.scheduling.policy),
         )
         if self.registries is not None:

@@ -14,6 +14,9 @@ from exaserve.observe import EventLog
 __all__ = ["ClusterChange", "Reloads", "compare"]
 
 
+_WHILE_IT_RUNS = ("replica ", "scheduling.strategy", "limits", "prices")
+
+
 @dataclass(frozen=True, slots=True)
 class ClusterChange:
     """What a reload has to do.
@@ -33,7 +36,7 @@ class ClusterChange:
     @property
     def needs_restart(self) -> list[str]:
         """Settings that only a restart can change."""
-        return [line.split(":")[0] for line in self.lines if not line.startswith(("replica ", "scheduling.strategy"))]
+        return [line.split(":")[0] for line in self.lines if not line.startswith(_WHILE_IT_RUNS)]
 
 
 def compare(old: Cluster, new: Cluster) -> ClusterChange:

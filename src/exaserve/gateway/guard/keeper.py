@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from exaserve.config import Cluster, is_loopback
 from exaserve.control.document import Entry
 from exaserve.control.keydesk import Keydesk
 from exaserve.control.levers import Levers
 from exaserve.control.limits import LimitBook
+from exaserve.control.meters import KINDS
 from exaserve.domain.errors import ConfigError
 from exaserve.domain.replica import ReplicaId
 from exaserve.gateway.core import Core
@@ -16,7 +17,7 @@ from exaserve.gateway.guard.guard import Guard
 from exaserve.gateway.guard.jwt import Tokens
 from exaserve.gateway.guard.periods import PeriodKeeper
 from exaserve.gateway.guard.state import ControlState
-from exaserve.observe import EventLog
+from exaserve.observe import EventLog, Family, labels
 
 __all__ = ["GuardKeeper"]
 
@@ -39,6 +40,7 @@ class GuardKeeper:
         self.limits = LimitBook(cluster.limits, cluster.prices)
         settings = cluster.gateway
         self.periods = PeriodKeeper(self.limits, state, settings.name or f"port {settings.port}", state.wall)
+        self._accepted = 0
         self._guard = Guard(state.wall, self.limits)
         self.tokens = Tokens(auth.jwt, state.wall, core.clock, log)
         if auth.jwt:
@@ -64,6 +66,29 @@ class GuardKeeper:
         await self.periods.stop()
         await self.state.stop()
 
+    def reload(self, cluster: Cluster) -> None:
+        """The cluster file has other limits or prices."""
+        self.limits.set_rules(cluster.limits, cluster.prices)
+        self.refresh()
+
+    def families(self, nodes: Mapping[str, str] | None) -> Iterator[Family]:
+        """For the gateway's own metrics."""
+        yield from self.tokens.families(nodes)
+        keys = Family("exaserve_keys", "gauge", "API keys that are accepted.")
+        keys.add(self._accepted)
+        refused = Family("exaserve_limit_refused_total", "counter", "Requests that a limit had no room for, by kind.")
+        for kind, count in sorted(self.limits.refused.items()):
+            refused.add(count, labels(kind=KINDS[kind]))
+        share = Family(
+            "exaserve_limits_share", "gauge", "Part of every limit that is this side's; below 1 peers are lost."
+        )
+        share.add(self.limits.share)
+        failures = Family(
+            "exaserve_state_failures_total", "counter", "Reads and writes of the state folder that failed."
+        )
+        failures.add(self.state.failures)
+        yield from (keys, refused, share, failures)
+
     def refuse_open(self, host: str) -> None:
         """ConfigError where strangers could use an endpoint of which nobody has said that it is open."""
         if self._core.guard is None and self._auth.mode == "auto" and not is_loopback(host):
@@ -80,6 +105,7 @@ class GuardKeeper:
     def refresh(self) -> None:
         """Keys, tenants or secrets are others."""
         book = self.desk.book()
+        self._accepted = len(book)
         mode = self._auth.mode
         # Where there ever was a key, the endpoint does not open again because the last one was revoked.
         asks = mode == "keys" or (mode == "auto" and bool(book.keys or self._auth.jwt))
