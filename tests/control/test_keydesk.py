@@ -130,3 +130,20 @@ def test_a_record_of_a_newer_version_is_left_alone():
     d.document.put("key", "key_9", msgspec.json.encode({"id": "key_9", "shape": "new"}), int(NOW * 1000))
     assert [key.id for key in d.desk.all_keys()] == ["key_1"]
     assert d.document.get("key", "key_9") is not None
+
+
+def test_a_book_that_is_kept_up_to_date_is_the_book_that_is_made_anew():
+    d = Desk()
+    book = d.desk.book()
+    first, second = d.create(1), d.create(2)
+    for wish in (
+        d.desk.rotate("key_1", "other" * 8, 10.0, NOW)[0],
+        d.desk.revoke("key_2")[0],
+    ):
+        d.write(wish)
+    for key in d.desk.all_keys():
+        book.put(key)
+    for text in (first, second, "sk-exa-" + "other" * 8):
+        for at in (NOW, NOW + 20):
+            assert book.find(text.encode(), at) == d.desk.book().find(text.encode(), at)
+    assert len(book) == len(d.desk.book()) == 2

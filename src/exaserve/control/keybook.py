@@ -16,7 +16,7 @@ def digest_of(cluster_secret: bytes, text: bytes) -> str:
 
 
 class Keybook:
-    """All keys and tenants as they are at one time; a change makes a new book.
+    """All keys and tenants as they are now.
 
     Args:
         keys: revoked and expired ones may be among them.
@@ -26,15 +26,24 @@ class Keybook:
 
     def __init__(self, keys: Iterable[ApiKey], tenants: Iterable[Tenant], secrets: Mapping[str, bytes]) -> None:
         self.tenants = {tenant.name: tenant for tenant in tenants}
-        self.keys = {key.id: key for key in keys}
+        self.keys: dict[str, ApiKey] = {}
         self._secrets = dict(secrets)
         self.salting_secret = secrets[min(secrets)] if secrets else b""
         self._by_digest: dict[str, tuple[ApiKey, float | None]] = {}
-        for key in self.keys.values():
-            if not key.revoked:
-                for digest, _, until in key.previous:
-                    self._by_digest[digest] = (key, until)
-                self._by_digest[key.digest] = (key, None)
+        for key in keys:
+            self.put(key)
+
+    def put(self, key: ApiKey) -> None:
+        """A key is new or another one now."""
+        old = self.keys.get(key.id)
+        if old is not None:
+            for digest in (old.digest, *(each[0] for each in old.previous)):
+                self._by_digest.pop(digest, None)
+        self.keys[key.id] = key
+        if not key.revoked:
+            for digest, _, until in key.previous:
+                self._by_digest[digest] = (key, until)
+            self._by_digest[key.digest] = (key, None)
 
     def __len__(self) -> int:
         return len(self._by_digest)

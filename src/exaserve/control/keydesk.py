@@ -16,7 +16,7 @@ from exaserve.control.keybook import Keybook, digest_of
 from exaserve.control.records import Allowance, ApiKey, PriorityName, RouteGroup, Settable, Tenant
 from exaserve.domain.errors import ConfigError
 
-__all__ = ["KeyChange", "KeyWish", "Keydesk", "TenantChange", "Wish", "shown"]
+__all__ = ["KeyChange", "KeyWish", "Keydesk", "TenantChange", "Wish", "read_key", "shown"]
 
 SECRET_CHARS_MIN, SECRET_CHARS_MAX = 16, 512
 _NAME_CHARS_MAX = 200
@@ -82,6 +82,14 @@ def shown(record: ApiKey | Tenant) -> dict[str, Any]:
     if isinstance(record, ApiKey) and record.previous:
         value["previous"] = [{"until": until} for _, _, until in record.previous]
     return value
+
+
+def read_key(value: bytes | None) -> ApiKey | None:
+    """A key as it stands in the document; None for one of a newer version: it is kept as it is, and not served here."""
+    try:
+        return None if value is None else msgspec.json.decode(value, type=ApiKey)
+    except msgspec.DecodeError:
+        return None
 
 
 def _text(record: ApiKey | Tenant | None) -> str | None:
