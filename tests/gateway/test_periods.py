@@ -69,16 +69,15 @@ async def test_what_another_gateway_used_counts_and_is_not_counted_twice(tmp_pat
     one, two = Kept(tmp_path, NOVEMBER_30, "g1"), Kept(tmp_path, NOVEMBER_30, "g2")
     one.use(100)
     for _ in range(2):
-        two.periods.hear("g1", one.periods.told())
+        two.periods.hear(one.periods.told())
     assert two.used() == [100, 100]
     two.use(30)
     await one.close()
     await two.close()
     three = Kept(tmp_path, NOVEMBER_30, "g3")
     assert three.used() == [130, 130]
-    three.periods.hear(
-        "g1", [("key=k:tokens_per_day", "2026-11-30", 100.0), ("key=k:tokens_per_day", "2026-11-29", 9e9)]
-    )
+    day = "key=k:tokens_per_day"
+    three.periods.hear([(day, "2026-11-30", "g1", 100.0), (day, "2026-11-29", "g1", 9e9)])
     assert three.used() == [130, 130]
     await three.close()
 
@@ -93,3 +92,20 @@ async def test_nothing_is_written_before_there_is_something_to_keep(tmp_path: Pa
     kept.use(1)
     await kept.close()
     assert (folder / "control.sqlite").exists()
+
+
+async def test_what_a_gateway_used_that_is_gone_is_known_by_those_that_heard_it(tmp_path: Path) -> None:
+    one, two = Kept(tmp_path / "1", NOVEMBER_30, "g1"), Kept(tmp_path / "2", NOVEMBER_30, "g2")
+    one.use(100)
+    two.periods.hear(one.periods.told())
+    await one.close()
+    await two.close()
+    again, three = Kept(tmp_path / "2", NOVEMBER_30, "g2"), Kept(tmp_path / "3", NOVEMBER_30, "g3")
+    assert again.used() == [100, 100]
+    three.periods.hear(again.periods.told())
+    assert three.used() == [100, 100]
+    empty = Kept(tmp_path / "4", NOVEMBER_30, "g1")
+    empty.periods.hear(three.periods.told())
+    assert [meter.used for meter in empty.meters] == [100, 100], "its own, from its peers"
+    for kept in (again, three, empty):
+        await kept.close()

@@ -94,6 +94,7 @@ class LimitBook:
         gateways: how many share the bounds now, this one included.
         share: what part of each bound is theirs: below 1 while some of them are lost.
         meters: by name.
+        epoch: meters were forgotten, so that those who keep some have to ask for them again.
         sharing: whether any are connected; changed: meters of which they have not been told all.
         refused: by kind of bound.
     """
@@ -108,6 +109,7 @@ class LimitBook:
         self.share = 1.0
         self.refused: dict[int, int] = {}
         self.sharing = False
+        self.epoch = 0
         self.changed: dict[Meter, None] = {}
         self._turn = 0
 
@@ -157,9 +159,15 @@ class LimitBook:
             else:
                 meter.used = max(meter.used, amount)
 
-    def period_use(self) -> list[tuple[str, str, float]]:
-        """Name, period and this gateway's settled use of every bound of a day or month."""
-        return [(meter.name, meter.period, meter.used) for meter in self.meters.values() if meter.period]
+    def period_use(self) -> list[tuple[str, str, str, float]]:
+        """Name, period, node and settled use of every bound of a day or month; the node "" is this gateway."""
+        found = []
+        for meter in self.meters.values():
+            if meter.period:
+                if meter.used:
+                    found.append((meter.name, meter.period, "", meter.used))
+                found += [(meter.name, meter.period, node, amount) for node, amount in meter.nodes.items()]
+        return found
 
     def _named(self, name: str) -> Meter | None:
         """A bound that is not in use here yet: how large it is will be known when it is."""
@@ -214,6 +222,7 @@ class LimitBook:
         return found
 
     def _drop_idle(self) -> None:
+        self.epoch += 1
         for name in [n for n, m in self.meters.items() if not (m.used or m.heard or m.pending)]:
             del self.meters[name]
 

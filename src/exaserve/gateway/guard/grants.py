@@ -40,8 +40,9 @@ class Grant:
     """
 
     __slots__ = (
-        "_allowed", "_inference", "_key", "_may_salt", "_meters", "_models", "_salted", "_tenant", "ends_at", "key_id",
-        "key_name", "mark", "may_say", "priority", "routes", "salt", "seed", "spoken_for", "tenant",
+        "_allowed", "_epoch", "_inference", "_key", "_may_salt", "_meters", "_models", "_salted", "_tenant",
+        "ends_at", "key_id", "key_name", "mark", "may_say", "priority", "routes", "salt", "seed", "spoken_for",
+        "tenant",
     )  # fmt: skip
 
     def __init__(self, key: ApiKey, tenant: Tenant | None, ends_at: float | None, salt: bytes = b"") -> None:
@@ -64,6 +65,7 @@ class Grant:
         self._models = (key.models, ("*",) if tenant is None else tenant.models)
         self._allowed: dict[str, bool] = {}
         self._meters: dict[str, tuple[Meter, ...]] = {}
+        self._epoch = 0
 
     @property
     def key(self) -> ApiKey:
@@ -87,6 +89,9 @@ class Grant:
 
     def meters(self, limits: LimitBook, model: str) -> tuple[Meter, ...]:
         """Whatever bounds its use of ``model``."""
+        if limits.epoch != self._epoch:
+            self._epoch = limits.epoch
+            self._meters.clear()
         found = self._meters.get(model)
         if found is None:
             key, tenant = self._key, self._tenant

@@ -40,7 +40,8 @@ class GuardKeeper:
         self._log = log
         self.limits = LimitBook(cluster.limits, cluster.prices)
         settings = cluster.gateway
-        self.periods = PeriodKeeper(self.limits, state, settings.name or f"port {settings.port}", state.wall)
+        node = settings.name or f"port {settings.port} {settings.peer_listen}".strip()
+        self.periods = PeriodKeeper(self.limits, state, node, state.wall)
         self._book = Keybook((), (), {})
         self._guard = Guard(state.wall, self.limits)
         self.tokens = Tokens(auth.jwt, state.wall, core.clock, log)

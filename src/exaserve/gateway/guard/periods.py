@@ -31,18 +31,16 @@ class PeriodKeeper:
         self._node = node
         self._wall = wall
         self._keys = self._now()
-        self._kept: dict[str, float] = {}
-        """What was written last, by meter."""
+        self._kept: dict[tuple[str, str], float] = {}
+        """What was written last, by meter and node."""
         self._task: asyncio.Task[None] | None = None
         self._over: set[str] = set()
         """Days and months whose sums are still on the disk."""
         self._wrote = False
-        for name, key, by, amount in state.counters():
-            self._wrote = True
-            if key in self._keys.values():
-                limits.hear_period(name, "" if by == node else by, amount)
-            else:
-                self._over.add(key)
+        rows = [(name, key, by, amount) for name, key, by, amount in state.counters()]
+        self._wrote = bool(rows)
+        self._over |= {key for _, key, _, _ in rows if key not in self._keys.values()}
+        self.hear(rows)
 
     def _now(self) -> dict[str, str]:
         at = datetime.fromtimestamp(self._wall(), UTC)
@@ -80,20 +78,22 @@ class PeriodKeeper:
             self._state.drop_counters(sorted(self._over))
             self._over.clear()
         rows = []
-        for name, period, used in self._limits.period_use():
-            if used != self._kept.get(name, 0.0):
-                self._kept[name] = used
-                rows.append((name, keys[period], self._node, used))
+        for row in self.told():
+            name, _, node, used = row
+            if used != self._kept.get((name, node)):
+                self._kept[name, node] = used
+                rows.append(row)
         self._wrote = self._wrote or bool(rows)
         self._state.count(rows)
 
-    def told(self) -> list[tuple[str, str, float]]:
-        """Meter, day or month, and this gateway's use of each, for peers."""
-        return [(name, self._keys[period], used) for name, period, used in self._limits.period_use() if used]
+    def told(self) -> list[tuple[str, str, str, float]]:
+        """Meter, day or month, gateway and what that has used, of all gateways that are known: for disk and peers."""
+        use = self._limits.period_use()
+        return [(name, self._keys[period], node or self._node, used) for name, period, node, used in use]
 
-    def hear(self, peer: str, rows: Iterable[tuple[str, str, float]]) -> None:
-        """What a peer has used by now; of another day or month than ours it is nothing."""
+    def hear(self, rows: Iterable[tuple[str, str, str, float]]) -> None:
+        """What a peer or the disk knows; of another day or month than ours it is nothing."""
         current = self._keys.values()
-        for name, key, used in rows:
+        for name, key, node, used in rows:
             if key in current:
-                self._limits.hear_period(name, peer, used)
+                self._limits.hear_period(name, "" if node == self._node else node, used)

@@ -2,8 +2,9 @@
 
 Frames are MessagePack lists: ``["used", number, [[meter, second, amount], ...]]`` says what the sender used, and gave
 back, since its last frame, the first time all of its window; ``["heard", number]`` confirms all up to that number;
-``["period", [[meter, day or month, amount], ...]]`` are the sender's sums of calendar periods, of which the larger
-holds. What a peer told is forgotten when it is lost, and told anew when it is back.
+``["period", [[meter, day or month, gateway, amount], ...]]`` are sums of calendar periods, of all gateways that the
+sender knows of, and the larger holds. What a peer told of minutes is forgotten when it is lost, and told anew when it
+is back.
 """
 
 from __future__ import annotations
@@ -159,7 +160,7 @@ class LimitSync:
                 self._heard[link] = max(self._heard.get(link, 0), msgspec.convert(rest, tuple[int])[0])
                 self._confirm(min(self._heard.values()))
             elif word == "period":
-                self._periods.hear(link.peer, msgspec.convert(rest, tuple[list[tuple[str, str, float]]])[0])
+                self._periods.hear(msgspec.convert(rest, tuple[list[tuple[str, str, str, float]]])[0])
         except (msgspec.DecodeError, msgspec.ValidationError, ValueError) as error:
             raise WireError(f"not a frame of limits: {error}") from None
 
