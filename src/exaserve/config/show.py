@@ -37,6 +37,8 @@ def effective(value: Any) -> Any:
         return shown
     if isinstance(value, tuple):
         return [effective(each) for each in value]
+    if isinstance(value, dict):
+        return {key: effective(each) for key, each in value.items()}
     return value
 
 

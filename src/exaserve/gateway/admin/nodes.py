@@ -66,7 +66,7 @@ class Nodes:
         if agents is None:
             message = "No agents run here: set agents.enabled in the cluster file, so that one runs on each node."
             raise AdminError(404, message, "no_agents", "node")
-        verb = next(verb for verb in VERBS if verb == name)
+        verb = next((verb for verb in VERBS if verb == name), None)
         if verb is None:
             raise AdminError(404, f"{name!r} is none of {', '.join(VERBS)}.", "unknown_verb", "verb")
         raw = await read_raw(request)
