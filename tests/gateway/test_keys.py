@@ -134,7 +134,7 @@ async def test_what_a_command_writes_into_the_folder_holds_at_every_gateway_that
             store = Store(tmp_path)  # as the command line does
             document = Document("command")
             document.merge(store.entries(), 2**62)
-            done, _ = Keydesk(document, SecretsFile(tmp_path).read()).revoke(one.keeper.desk.all_keys()[0].id)
+            done = Keydesk(document, SecretsFile(tmp_path).read()).revoke(one.keeper.desk.all_keys()[0].id)
             store.write([document.put(*change, 2**41) for change in done.changes])
             store.close()
             await until(lambda: one.keeper.desk.all_keys()[0].revoked and two.keeper.desk.all_keys()[0].revoked)

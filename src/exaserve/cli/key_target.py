@@ -18,10 +18,11 @@ import msgspec
 from exaserve.cli.nodes import ask_admin
 from exaserve.config import Cluster, load_cluster, read_environment, state_dir_of
 from exaserve.control.document import Document
-from exaserve.control.keydesk import KeyChange, Keydesk, KeyWish, TenantChange, Wish, shown
+from exaserve.control.keydesk import KeyChange, Keydesk, KeyWish, TenantChange, shown
+from exaserve.control.wish import Wish
 from exaserve.domain.errors import ConfigError, ExaServeError
-from exaserve.gateway.guard.secrets_file import SecretsFile
-from exaserve.gateway.guard.store import AuditRow, Store
+from exaserve.gateway.guard.secrets_file import SecretsFile, fresh_key
+from exaserve.gateway.guard.store import Store
 
 __all__ = ["KeyTarget", "key_target"]
 
@@ -70,13 +71,13 @@ class _Local:
         self._document.merge(self._store.entries(), 2**62)
         self._desk = Keydesk(self._document, SecretsFile(folder).ready())
 
-    def _write(self, *wishes: Wish) -> None:
-        """All or nothing."""
-        now = time.time()
+    def _done(self, *wishes: Wish) -> list[dict[str, Any]]:
+        """All or nothing; their answers."""
+        now, who = time.time(), f"cli {getpass.getuser()}"
         changes = [change for wish in wishes for change in wish.changes]
-        entries = [self._document.put(kind, name, value, int(now * 1000)) for kind, name, value in changes]
-        who = f"cli {getpass.getuser()}"
-        self._store.write(entries, [AuditRow(now, who, w.what, w.target, w.before, w.after) for w in wishes])
+        entries = [self._document.put(*change, int(now * 1000)) for change in changes]
+        self._store.write(entries, [wish.row(now, who) for wish in wishes])
+        return [wish.answer for wish in wishes]
 
     def keys(self) -> list[dict[str, Any]]:
         return [shown(key) for key in self._desk.all_keys()]
@@ -85,41 +86,26 @@ class _Local:
         return shown(self._desk.key(named))
 
     def create(self, wishes: list[KeyWish]) -> list[dict[str, Any]]:
-        made = [
-            self._desk.create(wish, f"key_{secrets.token_hex(6)}", secrets.token_urlsafe(32), time.time())
-            for wish in wishes
-        ]
-        self._write(*(done for done, _, _ in made))
-        return [
-            shown(key) | ({} if wish.secret is not None else {"secret": text})
-            for wish, (_, key, text) in zip(wishes, made, strict=True)
-        ]
+        now = time.time()
+        return self._done(*[self._desk.create(wish, *fresh_key(), now) for wish in wishes])
 
     def change(self, named: str, change: KeyChange) -> dict[str, Any]:
-        done, key = self._desk.change(named, change)
-        self._write(done)
-        return shown(key)
+        return self._done(self._desk.change(named, change))[0]
 
     def rotate(self, named: str, grace_s: float) -> dict[str, Any]:
-        done, key, text = self._desk.rotate(named, secrets.token_urlsafe(32), grace_s, time.time())
-        self._write(done)
-        return shown(key) | {"secret": text}
+        return self._done(self._desk.rotate(named, fresh_key()[1], grace_s, time.time()))[0]
 
     def revoke(self, named: str) -> dict[str, Any]:
-        done, key = self._desk.revoke(named)
-        self._write(done)
-        return shown(key)
+        return self._done(self._desk.revoke(named))[0]
 
     def tenants(self) -> list[dict[str, Any]]:
         return [shown(tenant) for tenant in self._desk.tenants()]
 
     def set_tenant(self, name: str, change: TenantChange) -> dict[str, Any]:
-        done, tenant = self._desk.set_tenant(name, change)
-        self._write(done)
-        return shown(tenant)
+        return self._done(self._desk.set_tenant(name, change))[0]
 
     def remove_tenant(self, name: str) -> None:
-        self._write(self._desk.remove_tenant(name))
+        self._done(self._desk.remove_tenant(name))
 
     def audit(self, count: int) -> list[dict[str, Any]]:
         return [{"number": number, **row._asdict()} for number, row in self._store.audit(count)]

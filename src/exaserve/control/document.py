@@ -66,11 +66,12 @@ class Document:
 
     Attributes:
         refused: entries of others that were not taken, for what is wrong with them.
+        version: counts its changes, so that what was made of it can be kept until the next one.
     """
 
     def __init__(self, writer: str) -> None:
         self.writer = writer
-        self.refused = 0
+        self.refused = self.version = 0
         self._entries: dict[tuple[str, str], Entry] = {}
         self._sums = [0] * BUCKETS
         self._last = Stamp(0, 0, writer)
@@ -144,6 +145,7 @@ class Document:
         return ""
 
     def _take(self, entry: Entry) -> None:
+        self.version += 1
         key = entry.kind, entry.id
         known = self._entries.get(key)
         bucket = entry.bucket

@@ -7,16 +7,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from typing import Any, Literal, NamedTuple, TypeVar
+from typing import Any, Literal, TypeVar
 
 import msgspec
 
 from exaserve.control.document import Document
 from exaserve.control.keybook import Keybook, digest_of
-from exaserve.control.records import Allowance, ApiKey, PriorityName, RouteGroup, Settable, Tenant
+from exaserve.control.records import Allowance, ApiKey, KeyTerms, PriorityName, RouteGroup, Settable, Tenant
+from exaserve.control.wish import Wish
 from exaserve.domain.errors import ConfigError
 
-__all__ = ["KeyChange", "KeyWish", "Keydesk", "TenantChange", "Wish", "read_key", "shown"]
+__all__ = ["KeyChange", "KeyWish", "Keydesk", "TenantChange", "read_record", "shown"]
 
 SECRET_CHARS_MIN, SECRET_CHARS_MAX = 16, 512
 _NAME_CHARS_MAX = 200
@@ -24,18 +25,10 @@ _PREFIX = "sk-exa-"
 _V = TypeVar("_V", ApiKey, Tenant)
 
 
-class KeyWish(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What one says of a new key; fields as in :class:`ApiKey`. ``secret`` is that of a key that exists elsewhere."""
+class KeyWish(KeyTerms, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What one says of a new key. ``secret`` is that of a key that exists elsewhere."""
 
     tenant: str = "default"
-    name: str = ""
-    expires_at: float | None = None
-    models: tuple[str, ...] = ("*",)
-    routes: tuple[RouteGroup, ...] = ("inference", "models")
-    priority: PriorityName = "normal"
-    may_say: tuple[Settable, ...] = ()
-    allowance: Allowance = Allowance()
-    labels: dict[str, str] = {}
     secret: str | None = None
 
 
@@ -64,16 +57,6 @@ class TenantChange(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     disabled: bool | msgspec.UnsetType = msgspec.UNSET
 
 
-class Wish(NamedTuple):
-    """What is to be written: entries (kind, id, value); for the audit log what is done, to what, before and after."""
-
-    changes: list[tuple[str, str, bytes | None]]
-    what: str
-    target: str
-    before: str | None
-    after: str | None
-
-
 def shown(record: ApiKey | Tenant) -> dict[str, Any]:
     """A record for people and programs: without hashes, which are nobody's business."""
     value: dict[str, Any] = msgspec.to_builtins(record)
@@ -84,10 +67,10 @@ def shown(record: ApiKey | Tenant) -> dict[str, Any]:
     return value
 
 
-def read_key(value: bytes | None) -> ApiKey | None:
-    """A key as it stands in the document; None for one of a newer version: it is kept as it is, and not served here."""
+def read_record(value: bytes | None, record: type[_V]) -> _V | None:
+    """A key or tenant as it stands in the document; None for one of a newer version: that stays as it is, unused."""
     try:
-        return None if value is None else msgspec.json.decode(value, type=ApiKey)
+        return None if value is None else msgspec.json.decode(value, type=record)
     except msgspec.DecodeError:
         return None
 
@@ -106,6 +89,8 @@ class Keydesk:
     def __init__(self, document: Document, secrets: Mapping[str, bytes]) -> None:
         self._document = document
         self._secrets = secrets
+        self._made: tuple[int, Keybook] | None = None
+        """A book, and of which version of the document."""
 
     # ---- looking ------------------------------------------------------------------------------------------------
     def all_keys(self) -> list[ApiKey]:
@@ -116,14 +101,16 @@ class Keydesk:
         return sorted(self._all("tenant", Tenant), key=lambda tenant: tenant.name)
 
     def book(self) -> Keybook:
-        return Keybook(self.all_keys(), self.tenants(), self._secrets)
+        made = self._made
+        if made is None or made[0] != self._document.version:
+            made = self._made = (
+                self._document.version, Keybook(self.all_keys(), self.tenants(), self._secrets),
+            )  # fmt: skip
+        return made[1]
 
     def _all(self, kind: Literal["key", "tenant"], record: type[_V]) -> Iterable[_V]:
-        for _, value in self._document.of_kind(kind):
-            try:
-                yield msgspec.json.decode(value, type=record)
-            except (msgspec.DecodeError, msgspec.ValidationError):
-                continue  # of a newer version: it is kept as it is, and not served here
+        found = (read_record(value, record) for _, value in self._document.of_kind(kind))
+        return (each for each in found if each is not None)
 
     def key(self, named: str) -> ApiKey:
         """By its id, or by its name where just one has it.
@@ -131,9 +118,9 @@ class Keydesk:
         Raises:
             ConfigError: there is none, or there are several.
         """
-        value = self._document.get("key", named)
-        if value is not None:
-            return msgspec.json.decode(value, type=ApiKey)
+        key = read_record(self._document.get("key", named), ApiKey)
+        if key is not None:
+            return key
         found = [key for key in self.all_keys() if key.name == named and not key.revoked]
         if len(found) != 1:
             many = f"{len(found)} keys are called that; use an id of `exaserve keys list`" if found else "there is none"
@@ -141,8 +128,8 @@ class Keydesk:
         return found[0]
 
     # ---- doing --------------------------------------------------------------------------------------------------
-    def create(self, wish: KeyWish, key_id: str, random_text: str, now: float) -> tuple[Wish, ApiKey, str]:
-        """A new key and its secret, which is nowhere else.
+    def create(self, wish: KeyWish, key_id: str, random_text: str, now: float) -> Wish:
+        """A new key, whose answer has its secret, or one that exists elsewhere.
 
         Args:
             key_id: a new id.
@@ -154,21 +141,19 @@ class Keydesk:
         """
         if wish.expires_at is not None and wish.expires_at <= now:
             raise ConfigError("expires_at: is in the past", param="expires_at")
-        text = f"{_PREFIX}{random_text}" if wish.secret is None else wish.secret
+        new = wish.secret is None
+        text = wish.secret or f"{_PREFIX}{random_text}"
         if wish.secret is not None:
-            self._check_secret(text)
+            self._check_secret(wish.secret)
+        terms = {name: getattr(wish, name) for name in KeyTerms.__struct_fields__}
+        key = ApiKey(id=key_id, created_at=now, **terms, **self._hashed(text, 10 if new else 4))
+        return self._put(key, "key.create" if new else "key.import", None, text if new else None)
+
+    def _hashed(self, text: str, shown_chars: int) -> dict[str, Any]:
+        """The fields of a key that come of its secret."""
         secret_id = min(self._secrets)
-        given = {name: getattr(wish, name) for name in wish.__struct_fields__ if name != "secret"}
-        key = ApiKey(
-            id=key_id,
-            digest=digest_of(self._secrets[secret_id], text.encode()),
-            secret_id=secret_id,
-            prefix=text[:10] if wish.secret is None else text[:4],
-            last4=text[-4:],
-            created_at=now,
-            **given,
-        )
-        return self._put(key, "key.import" if wish.secret is not None else "key.create", None), key, text
+        digest = digest_of(self._secrets[secret_id], text.encode())
+        return {"digest": digest, "secret_id": secret_id, "prefix": text[:shown_chars], "last4": text[-4:]}
 
     def _check_secret(self, text: str) -> None:
         if not SECRET_CHARS_MIN <= len(text) <= SECRET_CHARS_MAX or not text.isascii() or not text.isprintable():
@@ -180,41 +165,31 @@ class Keydesk:
         if self.book().find(text.encode(), 0.0) is not None:
             raise ConfigError(f"secret: the key that ends in {text[-4:]} is here already", param="secret")
 
-    def change(self, named: str, change: KeyChange) -> tuple[Wish, ApiKey]:
+    def change(self, named: str, change: KeyChange) -> Wish:
         """Raises ConfigError as :meth:`create`."""
         old = self.key(named)
-        key = msgspec.structs.replace(old, **_given(change))
-        return self._put(key, "key.change", old), key
+        return self._put(msgspec.structs.replace(old, **_given(change)), "key.change", old)
 
-    def rotate(self, named: str, random_text: str, grace_s: float, now: float) -> tuple[Wish, ApiKey, str]:
-        """A new secret; the old one is accepted for ``grace_s`` more seconds."""
+    def rotate(self, named: str, random_text: str, grace_s: float, now: float) -> Wish:
+        """A new secret, which the answer has; the old one is accepted for ``grace_s`` more seconds."""
         old = self.key(named)
         if old.revoked:
             raise ConfigError(f"key {old.id}: is revoked; create another one", param="key")
         if grace_s < 0 or not math.isfinite(grace_s):
             raise ConfigError("grace: must be 0 or more seconds", param="grace")
         text = f"{_PREFIX}{random_text}"
-        secret_id = min(self._secrets)
         alive = [each for each in old.previous if each[2] > now]
         if grace_s:
             alive.append((old.digest, old.secret_id, now + grace_s))
-        key = msgspec.structs.replace(
-            old,
-            digest=digest_of(self._secrets[secret_id], text.encode()),
-            secret_id=secret_id,
-            prefix=text[:10],
-            last4=text[-4:],
-            previous=tuple(alive[-4:]),
-        )
-        return self._put(key, "key.rotate", old), key, text
+        key = msgspec.structs.replace(old, previous=tuple(alive[-4:]), **self._hashed(text, 10))
+        return self._put(key, "key.rotate", old, text)
 
-    def revoke(self, named: str) -> tuple[Wish, ApiKey]:
+    def revoke(self, named: str) -> Wish:
         """For good; also where it is revoked already."""
         old = self.key(named)
-        key = msgspec.structs.replace(old, revoked=True, previous=())
-        return self._put(key, "key.revoke", old), key
+        return self._put(msgspec.structs.replace(old, revoked=True, previous=()), "key.revoke", old)
 
-    def set_tenant(self, name: str, change: TenantChange) -> tuple[Wish, Tenant]:
+    def set_tenant(self, name: str, change: TenantChange) -> Wish:
         """Makes or changes a tenant."""
         value = self._document.get("tenant", name)
         old = None if value is None else msgspec.json.decode(value, type=Tenant)
@@ -224,8 +199,8 @@ class Keydesk:
             raise ConfigError("weight: must be a finite number above 0", param="weight")
         _check_allowance(tenant.allowance)
         _check_patterns("models", tenant.models)
-        wish = Wish([("tenant", name, msgspec.json.encode(tenant))], "tenant.set", name, _text(old), _text(tenant))
-        return wish, tenant
+        changes = [("tenant", name, msgspec.json.encode(tenant))]
+        return Wish(changes, "tenant.set", name, _text(old), _text(tenant), shown(tenant))
 
     def remove_tenant(self, name: str) -> Wish:
         """ConfigError where it is not there, or still has keys."""
@@ -237,9 +212,9 @@ class Keydesk:
                 f"tenant {name}: {len(alive)} of its keys are in use, such as {alive[0]}; revoke them first",
                 param="tenant",
             )
-        return Wish([("tenant", name, None)], "tenant.remove", name, value.decode(), None)
+        return Wish([("tenant", name, None)], "tenant.remove", name, value.decode(), None, {"removed": name})
 
-    def _put(self, key: ApiKey, what: str, old: ApiKey | None) -> Wish:
+    def _put(self, key: ApiKey, what: str, old: ApiKey | None, secret: str | None = None) -> Wish:
         _check_name("tenant", key.tenant)
         if len(key.name) > _NAME_CHARS_MAX or (key.name and not key.name.isprintable()):
             raise ConfigError(f"name: must have at most {_NAME_CHARS_MAX} printable characters", param="name")
@@ -247,7 +222,8 @@ class Keydesk:
         _check_patterns("models", key.models)
         if not key.routes:
             raise ConfigError("routes: name at least one of inference, models and metrics", param="routes")
-        return Wish([("key", key.id, msgspec.json.encode(key))], what, key.id, _text(old), _text(key))
+        answer = shown(key) if secret is None else shown(key) | {"secret": secret}
+        return Wish([("key", key.id, msgspec.json.encode(key))], what, key.id, _text(old), _text(key), answer)
 
 
 def _given(change: KeyChange | TenantChange) -> dict[str, Any]:

@@ -20,6 +20,7 @@ from collections.abc import Iterable
 import msgspec
 
 from exaserve.control.document import Document, Entry
+from exaserve.control.wish import Wish
 from exaserve.domain.errors import ConfigError
 from exaserve.domain.replica import ReplicaId
 from exaserve.scheduling import Scheduler
@@ -40,6 +41,13 @@ class Levers:
         self._document = document
         self._scheduler = scheduler
         self.policy = policy
+
+    def pull(self, lever: str, target: str, value: object) -> Wish:
+        """An operator wants it so; None takes it back."""
+        before = self._document.get(lever, target)
+        after = None if value is None else msgspec.json.encode(value)
+        said, says = (None if each is None else each.decode() for each in (before, after))
+        return Wish([(lever, target, after)], lever, target, said, says, {lever: value})
 
     def changed(self, entries: Iterable[Entry]) -> bool:
         """These have changed; whether any of them is a lever of something that is here."""

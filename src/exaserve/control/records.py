@@ -16,6 +16,7 @@ __all__ = [
     "SETTABLE",
     "Allowance",
     "ApiKey",
+    "KeyTerms",
     "LimitRule",
     "Price",
     "PriorityName",
@@ -102,18 +103,13 @@ class Tenant(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     disabled: bool = False
 
 
-class ApiKey(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """One key. The secret itself is nowhere.
+class KeyTerms(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """What a key is for.
 
     Attributes:
-        id: what commands call it; never shown to be a secret.
         tenant: whose it is.
         name: what people call it.
-        digest: keyed hash of the secret, hexadecimal; secret_id: of which cluster secret.
-        prefix / last4: the secret's first and last characters, for people.
-        created_at / expires_at: seconds since 1970; no expiry: it stays.
-        previous: digest and secret's id of the secret before the last rotation, and until when it is taken.
-        revoked: it is not accepted any more.
+        expires_at: seconds since 1970; None: it stays.
         models: names or patterns that it may use.
         routes: what it may be used for.
         priority: class in the admission queue.
@@ -122,23 +118,37 @@ class ApiKey(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         labels: free text for people and for reports of usage.
     """
 
-    id: str
     tenant: str
     name: str = ""
-    digest: str
-    secret_id: str
-    prefix: str = ""
-    last4: str = ""
-    created_at: float = 0.0
     expires_at: float | None = None
-    previous: tuple[tuple[str, str, float], ...] = ()
-    revoked: bool = False
     models: tuple[str, ...] = ("*",)
     routes: tuple[RouteGroup, ...] = ("inference", "models")
     priority: PriorityName = "normal"
     may_say: tuple[Settable, ...] = ()
     allowance: Allowance = Allowance()
     labels: dict[str, str] = {}
+
+
+class ApiKey(KeyTerms, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """One key. The secret itself is nowhere.
+
+    Attributes:
+        id: what commands call it; never shown to be a secret.
+        digest: keyed hash of the secret, hexadecimal; secret_id: of which cluster secret.
+        prefix / last4: the secret's first and last characters, for people.
+        created_at: seconds since 1970.
+        previous: digest and secret's id of the secret before the last rotation, and until when it is taken.
+        revoked: it is not accepted any more.
+    """
+
+    id: str
+    digest: str
+    secret_id: str
+    prefix: str = ""
+    last4: str = ""
+    created_at: float = 0.0
+    previous: tuple[tuple[str, str, float], ...] = ()
+    revoked: bool = False
 
 
 class Price(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):

@@ -18,8 +18,8 @@ GET      /audit                          what was done, newest first; ``?count=1
 from __future__ import annotations
 
 import asyncio
-import secrets
 import sys
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import msgspec
@@ -27,12 +27,13 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from exaserve.control.keydesk import KeyChange, KeyWish, TenantChange, Wish, shown
+from exaserve.control.keydesk import KeyChange, Keydesk, KeyWish, TenantChange, shown
 from exaserve.control.meters import KINDS
+from exaserve.control.wish import Wish
 from exaserve.domain.errors import ConfigError
 from exaserve.gateway.admin.answers import AdminError, as_json, client_of, read_body, refused
 from exaserve.gateway.guard.keeper import GuardKeeper
-from exaserve.gateway.guard.store import AuditRow
+from exaserve.gateway.guard.secrets_file import fresh_key
 from exaserve.observe import EventLog
 
 __all__ = ["KeyControl", "KeyRoutes"]
@@ -76,81 +77,50 @@ class KeyRoutes:
             Route("/audit", self.audit, methods=["GET"]),
         ]
 
+    @property
+    def _desk(self) -> Keydesk:
+        return self._control.keeper.desk
+
     async def keys(self, _request: Request) -> Response:
-        return as_json({"keys": [shown(key) for key in self._control.keeper.desk.all_keys()]})
+        return as_json({"keys": [shown(key) for key in self._desk.all_keys()]})
 
     async def key(self, request: Request) -> Response:
         try:
-            return as_json(shown(self._control.keeper.desk.key(request.path_params["key"])))
+            return as_json(shown(self._desk.key(request.path_params["key"])))
         except ConfigError as error:
             raise AdminError(404, f"{error.message}.", "key_not_found", "key") from None
 
     async def create(self, request: Request) -> Response:
         asked = await read_body(request, _Wishes)
-        wishes = asked if isinstance(asked, list) else [asked]
-        keeper = self._control.keeper
         await self._prepare()
-        desk, now = keeper.desk, keeper.state.wall()
-        try:
-            made = [desk.create(wish, f"key_{secrets.token_hex(6)}", secrets.token_urlsafe(32), now) for wish in wishes]
-        except ConfigError as error:
-            raise refused(error) from None
-        await self._write(request, *(done for done, _, _ in made))
-        keys = [
-            shown(key) | ({} if wish.secret is not None else {"secret": text})
-            for wish, (_, key, text) in zip(wishes, made, strict=True)
-        ]
-        return as_json({"keys": keys} if isinstance(asked, list) else keys[0], 201)
+        desk, now = self._control.keeper.desk, self._control.keeper.state.wall()
+        if not isinstance(asked, list):
+            return await self._write(request, lambda: [desk.create(asked, *fresh_key(), now)], 201)
+        done = await self._done(request, lambda: [desk.create(wish, *fresh_key(), now) for wish in asked])
+        return as_json({"keys": [wish.answer for wish in done]}, 201)
 
     async def change(self, request: Request) -> Response:
         change = await read_body(request, KeyChange)
-        try:
-            done, key = self._control.keeper.desk.change(request.path_params["key"], change)
-        except ConfigError as error:
-            raise refused(error) from None
-        await self._write(request, done)
-        return as_json(shown(key))
+        return await self._write(request, lambda: [self._desk.change(request.path_params["key"], change)])
 
     async def rotate(self, request: Request) -> Response:
-        asked = await read_body(request, _Rotate)
-        keeper = self._control.keeper
+        grace_s = (await read_body(request, _Rotate)).grace_s
         await self._prepare()
-        try:
-            done, key, text = keeper.desk.rotate(
-                request.path_params["key"], secrets.token_urlsafe(32), asked.grace_s, keeper.state.wall()
-            )
-        except ConfigError as error:
-            raise refused(error) from None
-        await self._write(request, done)
-        return as_json(shown(key) | {"secret": text})
+        key, now = request.path_params["key"], self._control.keeper.state.wall()
+        return await self._write(request, lambda: [self._desk.rotate(key, fresh_key()[1], grace_s, now)])
 
     async def revoke(self, request: Request) -> Response:
-        try:
-            done, key = self._control.keeper.desk.revoke(request.path_params["key"])
-        except ConfigError as error:
-            raise refused(error) from None
-        await self._write(request, done)
-        return as_json(shown(key))
+        return await self._write(request, lambda: [self._desk.revoke(request.path_params["key"])])
 
     async def tenants(self, _request: Request) -> Response:
-        return as_json({"tenants": [shown(tenant) for tenant in self._control.keeper.desk.tenants()]})
+        return as_json({"tenants": [shown(tenant) for tenant in self._desk.tenants()]})
 
     async def set_tenant(self, request: Request) -> Response:
         change = await read_body(request, TenantChange)
-        try:
-            done, tenant = self._control.keeper.desk.set_tenant(request.path_params["tenant"], change)
-        except ConfigError as error:
-            raise refused(error) from None
-        await self._write(request, done)
-        return as_json(shown(tenant))
+        return await self._write(request, lambda: [self._desk.set_tenant(request.path_params["tenant"], change)])
 
     async def remove_tenant(self, request: Request) -> Response:
-        try:
-            done = self._control.keeper.desk.remove_tenant(request.path_params["tenant"])
-        except ConfigError as error:
-            raise refused(error) from None
-        await self._write(request, done)
-        return as_json({"removed": done.target})
+        return await self._write(request, lambda: [self._desk.remove_tenant(request.path_params["tenant"])])
 
     async def limits(self, _request: Request) -> Response:
         limits = self._control.keeper.limits
@@ -183,14 +153,21 @@ class KeyRoutes:
         except ConfigError as error:
             raise AdminError(503, f"{error.message}.", "not_kept", error.param) from None
 
-    async def _write(self, request: Request, *wishes: Wish) -> None:
-        """All or nothing."""
-        state = self._control.keeper.state
-        who = f"admin {client_of(request)}"
-        rows = [AuditRow(state.wall(), who, wish.what, wish.target, wish.before, wish.after) for wish in wishes]
+    async def _write(self, request: Request, wanted: Callable[[], list[Wish]], status: int = 200) -> Response:
+        """One wish, and its answer."""
+        (done,) = await self._done(request, wanted)
+        return as_json(done.answer, status)
+
+    async def _done(self, request: Request, wanted: Callable[[], list[Wish]]) -> list[Wish]:
+        """All of them, or none where one cannot be fulfilled."""
         try:
-            await state.change([change for wish in wishes for change in wish.changes], rows)
+            wishes = wanted()
+        except ConfigError as error:
+            raise refused(error) from None
+        try:
+            await self._control.keeper.state.carry_out(wishes, f"admin {client_of(request)}")
         except ConfigError as error:
             raise AdminError(503, f"{error.message}.", "not_kept", error.param) from None
         for wish in wishes:
             self._control.log.info("admin_change", what=wish.what, target=wish.target, client=client_of(request))
+        return wishes

@@ -20,7 +20,6 @@ from exaserve.gateway.admin.answers import AdminError, as_json, client_of, read_
 from exaserve.gateway.data_plane import DataPlane
 from exaserve.gateway.fleet.registries import Registries
 from exaserve.gateway.guard.keeper import GuardKeeper
-from exaserve.gateway.guard.store import AuditRow
 from exaserve.observe import EventLog
 from exaserve.scheduling import POLICIES, ReplicaLedger, Scheduler
 
@@ -136,18 +135,8 @@ class LeverRoutes:
     async def _write(self, request: Request, lever: str, target: str, value: object) -> None:
         control = self._control
         keeper = control.keeper
-        before = keeper.state.document.get(lever, target)
-        after = None if value is None else msgspec.json.encode(value)
-        row = AuditRow(
-            keeper.state.wall(),
-            f"admin {client_of(request)}",
-            lever,
-            target,
-            None if before is None else before.decode(),
-            None if after is None else after.decode(),
-        )
         try:
-            await keeper.state.change([(lever, target, after)], [row])
+            await keeper.state.carry_out([keeper.levers.pull(lever, target, value)], f"admin {client_of(request)}")
         except ConfigError as error:
             raise refused(error) from None
         control.log.info("admin_change", what=lever, replica=target or None, value=value, client=client_of(request))

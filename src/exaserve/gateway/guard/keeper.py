@@ -7,10 +7,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from exaserve.config import Cluster, is_loopback
 from exaserve.control.document import Entry
 from exaserve.control.keybook import Keybook
-from exaserve.control.keydesk import Keydesk, read_key
+from exaserve.control.keydesk import Keydesk, read_record
 from exaserve.control.levers import Levers
 from exaserve.control.limits import LimitBook
 from exaserve.control.meters import KINDS
+from exaserve.control.records import ApiKey
 from exaserve.domain.errors import ConfigError
 from exaserve.domain.replica import ReplicaId
 from exaserve.gateway.core import Core
@@ -124,7 +125,7 @@ class GuardKeeper:
             self.refresh()
         elif mine:
             for entry in mine:
-                if (key := read_key(entry.value)) is not None:
+                if (key := read_record(entry.value, ApiKey)) is not None:
                     self._book.put(key)
             self._take(self._book)
         self.levers.changed(entries)

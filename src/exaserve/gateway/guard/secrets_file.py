@@ -12,11 +12,16 @@ from pathlib import Path
 
 from exaserve.domain.errors import ConfigError
 
-__all__ = ["SECRETS_MAX", "SecretsFile", "is_secret", "new_secret"]
+__all__ = ["SECRETS_MAX", "SecretsFile", "fresh_key", "is_secret", "new_secret"]
 
 SECRETS_MAX = 16
 """Gateways that each began alone and became peers later bring one each."""
 _BYTES = 32
+
+
+def fresh_key() -> tuple[str, str]:
+    """A new key's id, and 256 random bits as text for its secret."""
+    return f"key_{secrets.token_hex(6)}", secrets.token_urlsafe(_BYTES)
 
 
 def new_secret() -> dict[str, bytes]:

@@ -16,9 +16,10 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from exaserve.control.document import Document, Entry
+from exaserve.control.wish import AuditRow, Wish
 from exaserve.domain.errors import ConfigError
 from exaserve.gateway.guard.secrets_file import SecretsFile, is_secret, new_secret
-from exaserve.gateway.guard.store import FILE, AuditRow, Store
+from exaserve.gateway.guard.store import FILE, Store
 from exaserve.observe import EventLog
 
 __all__ = ["WATCH_S", "ControlState"]
@@ -156,19 +157,20 @@ class ControlState:
         except OSError as error:
             raise ConfigError(f"{self.folder}: {error.strerror}", param="gateway.state_dir") from None
 
-    async def change(self, changes: Sequence[tuple[str, str, bytes | None]], audit: Sequence[AuditRow]) -> None:
-        """Writes entries (kind, id, value); in force, and on the disk, when it returns.
+    async def carry_out(self, wishes: Sequence[Wish], who: str) -> None:
+        """Writes them, all or none, as ``who`` wants it; in force, and on the disk, when it returns.
 
         Raises:
             ConfigError: an entry cannot be taken, or the folder cannot be written; then nothing has changed for good.
         """
-        entries = [self.document.put(kind, name, value, self._wall_ms) for kind, name, value in changes]
+        entries = [self.document.put(*change, self._wall_ms) for wish in wishes for change in wish.changes]
+        audit = [wish.row(self.wall(), who) for wish in wishes]
         self._changed(entries, tell=True)
         if self.folder is None:
             self._held = [*self._held, *audit][-_AUDIT_HELD:]
             return
         try:
-            await self._blocking(lambda: self._opened().write(entries, list(audit)))
+            await self._blocking(lambda: self._opened().write(entries, audit))
         except (sqlite3.Error, OSError, ConfigError) as error:
             self.failures += 1
             raise ConfigError(

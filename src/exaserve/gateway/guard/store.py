@@ -11,12 +11,12 @@ import os
 import sqlite3
 from collections.abc import Iterable
 from pathlib import Path
-from typing import NamedTuple
 
 from exaserve.control.document import Entry, Stamp
+from exaserve.control.wish import AuditRow
 from exaserve.domain.errors import ConfigError
 
-__all__ = ["FILE", "AuditRow", "Store"]
+__all__ = ["FILE", "Store"]
 
 FILE = "control.sqlite"
 _BUSY_S = 5.0
@@ -42,17 +42,6 @@ _MIGRATIONS = (
     """,
 )
 """Each brings the file from one ``user_version`` to the next; only ever appended to."""
-
-
-class AuditRow(NamedTuple):
-    """One administrative action. ``before`` and ``after`` are JSON without secrets, None where there was nothing."""
-
-    at: float
-    who: str
-    what: str
-    target: str
-    before: str | None
-    after: str | None
 
 
 class Store:
