@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import sys
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any
@@ -12,111 +13,80 @@ from typing import Annotated, Any
 import msgspec
 import typer
 
-from exaserve.cli import key_flags as flags
-from exaserve.cli.key_target import key_target
-from exaserve.cli.nodes import TokenFile
+from exaserve.cli.flags import command
+from exaserve.cli.key_flags import AsJson, PlaceOptions, TermOptions
 from exaserve.config.scalars import duration_s
 from exaserve.control.keydesk import KeyChange, KeyWish
-from exaserve.control.records import ROUTE_GROUPS, SETTABLE, Allowance, PriorityName
+from exaserve.control.records import Allowance
 from exaserve.domain.errors import ConfigError
 
 __all__ = ["group"]
 
 _IMPORT_MAX = 100_000
 _COUNT_MAX = 10_000
-Key = Annotated[str, typer.Argument(metavar="KEY", help="A key's id, or its name.")]
-Tenant = Annotated[str | None, typer.Option("--tenant", help="Whose it is. [default]")]
-Name = Annotated[str | None, typer.Option("--name", help="What people call it; {n} is its number with --count.")]
-Routes = Annotated[
-    list[str] | None,
-    typer.Option("--route", help="inference, models or metrics. Repeat. [inference and models]"),
-]
-Priority = Annotated[PriorityName | None, typer.Option("--priority", help="low, normal or high. [normal]")]
-MaySay = Annotated[
-    list[str] | None, typer.Option("--may-say", help="priority, tenant, destination or cache_salt. Repeat. [none]")
-]
-Expires = Annotated[
-    str | None, typer.Option("--expires", metavar="WHEN", help="30d, 12h, 2027-01-31 or never. [never]")
-]
-AsJson = Annotated[bool, typer.Option("--json", help="As JSON.")]
+_Key = Annotated[str, typer.Argument(metavar="KEY", help="A key's id, or its name.")]
 
 
 def group() -> typer.Typer:
     app = typer.Typer(no_args_is_help=True, help="Make, show, rotate and revoke API keys.")
-    for command in (create, show_list, show, change, rotate, revoke, import_keys):
-        app.command({"show_list": "list", "import_keys": "import"}.get(command.__name__, command.__name__))(command)
+    app.command("create")(command("create", CreateOptions, _create))
+    app.command("list")(command("list", ListOptions, _list))
+    app.command("show")(command("show", KeyOptions, _show))
+    app.command("change")(command("change", ChangeOptions, _change))
+    app.command("rotate")(command("rotate", RotateOptions, _rotate))
+    app.command("revoke")(command("revoke", RevokeOptions, _revoke))
+    app.command("import")(command("import", ImportOptions, _import))
     return app
 
 
-def create(
-    name: Name = None,
-    tenant: Tenant = None,
-    expires: Expires = None,
-    model: flags.Models = None,
-    route: Routes = None,
-    priority: Priority = None,
-    may_say: MaySay = None,
-    rpm: flags.Rpm = None,
-    tpm: flags.Tpm = None,
-    input_tpm: flags.InputTpm = None,
-    output_tpm: flags.OutputTpm = None,
-    concurrency: flags.Concurrency = None,
-    tokens_per_day: flags.TokensDay = None,
-    tokens_per_month: flags.TokensMonth = None,
-    money_per_month: flags.MoneyMonth = None,
-    label: flags.Labels = None,
-    count: Annotated[int, typer.Option("--count", min=1, max=_COUNT_MAX, help="How many keys.")] = 1,
-    as_csv: Annotated[bool, typer.Option("--csv", help="As CSV, to hand out.")] = False,
-    as_json: AsJson = False,
-    state_dir: flags.StateDir = None,
-    config: flags.ConfigPath = None,
-    admin_url: flags.AdminUrl = None,
-    admin_token_file: TokenFile = None,
-) -> None:
+@dataclass(frozen=True, kw_only=True)
+class CreateOptions(PlaceOptions, TermOptions):
+    """Of ``keys create``."""
+
+    count: Annotated[int, typer.Option("--count", min=1, max=_COUNT_MAX, help="How many keys.")] = 1
+    as_csv: Annotated[bool, typer.Option("--csv", help="As CSV, to hand out.")] = False
+    as_json: AsJson = False
+
+
+def _create(o: CreateOptions) -> None:
     """Make a key. Its secret is shown once, now, and kept nowhere."""
-    given = _given(
-        tenant, expires, model, route, priority, may_say, label,
-        flags.allowance_of(
-            None, requests_per_minute=rpm, tokens_per_minute=tpm, input_tokens_per_minute=input_tpm,
-            output_tokens_per_minute=output_tpm, concurrent_requests=concurrency, tokens_per_day=tokens_per_day,
-            tokens_per_month=tokens_per_month, money_per_month=money_per_month,
-        ),
-    )  # fmt: skip
-    target = key_target(state_dir, config, admin_url, admin_token_file)
-    wishes = [KeyWish(name=(name or "").replace("{n}", str(number)), **given) for number in range(1, count + 1)]
-    made = target.create(wishes)
-    if as_json:
-        typer.echo(json.dumps(made if count > 1 else made[0], indent=2))
-    elif as_csv:
+    wish = KeyWish(**o.terms(Allowance()))
+    made = o.target().create(
+        [msgspec.structs.replace(wish, name=wish.name.replace("{n}", str(n))) for n in range(1, o.count + 1)]
+    )
+    if o.as_json:
+        typer.echo(json.dumps(made if o.count > 1 else made[0], indent=2))
+    elif o.as_csv:
         _as_csv(made, ("id", "tenant", "name", "secret"))
     elif not sys.stdout.isatty():
         for key in made:
             typer.echo(key["secret"])
     else:
         for key in made:
-            typer.echo(f"{key['id']}  {key['tenant']}  {key.get('name', '')}\n  {key['secret']}")
+            typer.echo(f"{_called(key)}\n  {key['secret']}")
         typer.echo("Copy it now: the secret is kept nowhere and cannot be shown again.")
 
 
-def show_list(
-    tenant: Annotated[str | None, typer.Option("--tenant", help="Only this tenant's.")] = None,
-    every: Annotated[bool, typer.Option("--all", help="Also revoked and expired ones.")] = False,
-    as_json: AsJson = False,
-    state_dir: flags.StateDir = None,
-    config: flags.ConfigPath = None,
-    admin_url: flags.AdminUrl = None,
-    admin_token_file: TokenFile = None,
-) -> None:
+@dataclass(frozen=True, kw_only=True)
+class ListOptions(PlaceOptions):
+    """Of ``keys list``."""
+
+    tenant: Annotated[str | None, typer.Option("--tenant", help="Only this tenant's.")] = None
+    every: Annotated[bool, typer.Option("--all", help="Also revoked and expired ones.")] = False
+    as_json: AsJson = False
+
+
+def _list(o: ListOptions) -> None:
     """List keys, without their secrets."""
-    keys = key_target(state_dir, config, admin_url, admin_token_file).keys()
+    keys = o.target().keys()
     now = datetime.now(UTC).timestamp()
     chosen = [
         key
         for key in keys
-        if (tenant is None or key["tenant"] == tenant)
-        and (every or not (key.get("revoked") or (key.get("expires_at") or now + 1) <= now))
+        if (o.tenant is None or key["tenant"] == o.tenant)
+        and (o.every or not (key.get("revoked") or (key.get("expires_at") or now + 1) <= now))
     ]
-    if as_json:
+    if o.as_json:
         typer.echo(json.dumps(chosen, indent=2))
         return
     if not chosen:
@@ -144,113 +114,93 @@ def show_list(
     print_table(Console(), "", columns, rows)
 
 
-def show(
-    key: Key,
-    state_dir: flags.StateDir = None,
-    config: flags.ConfigPath = None,
-    admin_url: flags.AdminUrl = None,
-    admin_token_file: TokenFile = None,
-) -> None:
+@dataclass(frozen=True, kw_only=True)
+class KeyOptions(PlaceOptions):
+    """Of ``keys show``, and of all that is done to one key."""
+
+    key: _Key
+
+
+def _show(o: KeyOptions) -> None:
     """Show one key as JSON, without its secret."""
-    typer.echo(json.dumps(key_target(state_dir, config, admin_url, admin_token_file).key(key), indent=2))
+    typer.echo(json.dumps(o.target().key(o.key), indent=2))
 
 
-def change(
-    key: Key,
-    name: Name = None,
-    tenant: Tenant = None,
-    expires: Expires = None,
-    model: flags.Models = None,
-    route: Routes = None,
-    priority: Priority = None,
-    may_say: MaySay = None,
-    rpm: flags.Rpm = None,
-    tpm: flags.Tpm = None,
-    input_tpm: flags.InputTpm = None,
-    output_tpm: flags.OutputTpm = None,
-    concurrency: flags.Concurrency = None,
-    tokens_per_day: flags.TokensDay = None,
-    tokens_per_month: flags.TokensMonth = None,
-    money_per_month: flags.MoneyMonth = None,
-    unlimited: Annotated[bool, typer.Option("--unlimited", help="No limits but those given with it.")] = False,
-    label: flags.Labels = None,
-    state_dir: flags.StateDir = None,
-    config: flags.ConfigPath = None,
-    admin_url: flags.AdminUrl = None,
-    admin_token_file: TokenFile = None,
-) -> None:
+@dataclass(frozen=True, kw_only=True)
+class ChangeOptions(KeyOptions, TermOptions):
+    """Of ``keys change``."""
+
+    unlimited: Annotated[bool, typer.Option("--unlimited", help="No limits but those given with it.")] = False
+
+
+def _change(o: ChangeOptions) -> None:
     """Change what a key may do; its secret stays."""
-    target = key_target(state_dir, config, admin_url, admin_token_file)
-    before = msgspec.convert({} if unlimited else target.key(key).get("allowance", {}), Allowance)
-    allowance = flags.allowance_of(
-        before, requests_per_minute=rpm, tokens_per_minute=tpm, input_tokens_per_minute=input_tpm,
-        output_tokens_per_minute=output_tpm, concurrent_requests=concurrency, tokens_per_day=tokens_per_day,
-        tokens_per_month=tokens_per_month, money_per_month=money_per_month,
-    )  # fmt: skip
-    if unlimited and allowance is msgspec.UNSET:
-        allowance = Allowance()
-    given = _given(tenant, expires, model, route, priority, may_say, label, allowance)
-    if name is not None:
-        given["name"] = name
-    if not given:
+    target = o.target()
+    before = None if o.unlimited else msgspec.convert(target.key(o.key).get("allowance", {}), Allowance)
+    said = o.terms(before)
+    if not said:
         raise ConfigError("nothing to change: give at least one option", param="KEY")
-    typer.echo(json.dumps(target.change(key, KeyChange(**given)), indent=2))
+    typer.echo(json.dumps(target.change(o.key, KeyChange(**said)), indent=2))
 
 
-def rotate(
-    key: Key,
-    grace: Annotated[
-        str, typer.Option("--grace", metavar="TIME", help="How long the old secret is still taken.")
-    ] = "24h",
-    as_json: AsJson = False,
-    state_dir: flags.StateDir = None,
-    config: flags.ConfigPath = None,
-    admin_url: flags.AdminUrl = None,
-    admin_token_file: TokenFile = None,
-) -> None:
+@dataclass(frozen=True, kw_only=True)
+class RotateOptions(KeyOptions):
+    """Of ``keys rotate``."""
+
+    grace: Annotated[str, typer.Option("--grace", metavar="TIME", help="How long the old secret is still taken.")] = (
+        "24h"
+    )
+    as_json: AsJson = False
+
+
+def _rotate(o: RotateOptions) -> None:
     """Give a key a new secret, shown once, now; the old one is taken for a while yet."""
     try:
-        grace_s = duration_s(grace)
+        grace_s = duration_s(o.grace)
     except ValueError as error:
         raise ConfigError(f"--grace: {error}", param="--grace") from None
-    made = key_target(state_dir, config, admin_url, admin_token_file).rotate(key, grace_s)
-    typer.echo(json.dumps(made, indent=2) if as_json else made["secret"])
+    made = o.target().rotate(o.key, grace_s)
+    typer.echo(json.dumps(made, indent=2) if o.as_json else made["secret"])
 
 
-def revoke(
-    keys: Annotated[list[str], typer.Argument(metavar="KEY...", help="Ids or names.")],
-    state_dir: flags.StateDir = None,
-    config: flags.ConfigPath = None,
-    admin_url: flags.AdminUrl = None,
-    admin_token_file: TokenFile = None,
-) -> None:
+@dataclass(frozen=True, kw_only=True)
+class RevokeOptions(PlaceOptions):
+    """Of ``keys revoke``."""
+
+    keys: Annotated[list[str], typer.Argument(metavar="KEY...", help="Ids or names.")]
+
+
+def _revoke(o: RevokeOptions) -> None:
     """Revoke keys for good. Answers under way end by themselves; the next request is refused."""
-    target = key_target(state_dir, config, admin_url, admin_token_file)
-    for named in keys:
-        gone = target.revoke(named)
-        typer.echo(f"{gone['id']}  {gone['tenant']}  {gone.get('name', '')}  revoked")
+    target = o.target()
+    for named in o.keys:
+        typer.echo(f"{_called(target.revoke(named))}  revoked")
 
 
-def import_keys(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="CSV with a head line, or a JSON list.")],
-    tenant: Tenant = None,
-    state_dir: flags.StateDir = None,
-    config: flags.ConfigPath = None,
-    admin_url: flags.AdminUrl = None,
-    admin_token_file: TokenFile = None,
-) -> None:
+@dataclass(frozen=True, kw_only=True)
+class ImportOptions(PlaceOptions):
+    """Of ``keys import``."""
+
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="CSV with a head line, or a JSON list.")]
+    tenant: Annotated[str | None, typer.Option("--tenant", help="Whose they are where the file says nothing.")] = None
+
+
+def _import(o: ImportOptions) -> None:
     """Take in keys that clients have already: columns secret, and tenant, name, models, priority, rpm, tpm.
 
     All of them, or none where one is wrong.
     """
-    wishes = [_wish(row, number, file, tenant) for number, row in enumerate(_rows(file), 1)]
+    wishes = [_wish(row, number, o.file, o.tenant) for number, row in enumerate(_rows(o.file), 1)]
     if not wishes:
-        raise ConfigError(f"{file}: holds no key", param="FILE")
+        raise ConfigError(f"{o.file}: holds no key", param="FILE")
     if len({wish.secret for wish in wishes}) < len(wishes):
-        raise ConfigError(f"{file}: a secret stands there twice", param="FILE")
-    target = key_target(state_dir, config, admin_url, admin_token_file)
-    for key in target.create(wishes):
-        typer.echo(f"{key['id']}  {key['tenant']}  {key.get('name', '')}  …{key['last4']}")
+        raise ConfigError(f"{o.file}: a secret stands there twice", param="FILE")
+    for key in o.target().create(wishes):
+        typer.echo(f"{_called(key)}  …{key['last4']}")
+
+
+def _called(key: dict[str, Any]) -> str:
+    return f"{key['id']}  {key['tenant']}  {key.get('name', '')}"
 
 
 def _rows(file: Path) -> list[dict[str, Any]]:
@@ -285,38 +235,6 @@ def _wish(row: dict[str, Any], number: int, file: Path, tenant: str | None) -> K
         return msgspec.convert(said, KeyWish, strict=False)
     except msgspec.ValidationError as error:  # its text names types and fields, never a value
         raise ConfigError(f"{file}: row {number}: {error}", param="FILE") from None
-
-
-def _given(
-    tenant: str | None,
-    expires: str | None,
-    models: list[str] | None,
-    routes: list[str] | None,
-    priority: PriorityName | None,
-    may_say: list[str] | None,
-    labels: list[str] | None,
-    allowance: Allowance | msgspec.UnsetType,
-) -> dict[str, Any]:
-    """What flags say of a key, by field."""
-    _among("--route", routes, ROUTE_GROUPS)
-    _among("--may-say", may_say, SETTABLE)
-    values: dict[str, Any] = {
-        "tenant": msgspec.UNSET if tenant is None else tenant,
-        "expires_at": flags.expiry_of(expires),
-        "models": msgspec.UNSET if models is None else tuple(models),
-        "routes": msgspec.UNSET if routes is None else tuple(routes),
-        "priority": msgspec.UNSET if priority is None else priority,
-        "may_say": msgspec.UNSET if may_say is None else tuple(may_say),
-        "labels": flags.labels_of(labels),
-        "allowance": allowance,
-    }
-    return {name: value for name, value in values.items() if value is not msgspec.UNSET}
-
-
-def _among(flag: str, given: list[str] | None, known: tuple[str, ...]) -> None:
-    for each in given or ():
-        if each not in known:
-            raise ConfigError(f"{flag} {each}: choose of {', '.join(known)}", param=flag)
 
 
 def _as_csv(rows: list[dict[str, Any]], columns: tuple[str, ...]) -> None:
