@@ -142,7 +142,7 @@ def test_a_book_that_is_kept_up_to_date_is_the_book_that_is_made_anew():
     ):
         d.write(wish)
     for key in d.desk.all_keys():
-        book.put(key)
+        book.put_key(key.id, key)
     for text in (first, second, "sk-exa-" + "other" * 8):
         for at in (NOW, NOW + 20):
             assert book.find(text.encode(), at) == d.desk.book().find(text.encode(), at)

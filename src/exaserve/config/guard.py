@@ -6,6 +6,8 @@ from typing import Literal
 
 import msgspec
 
+from exaserve.control.records import PriorityName, RouteGroup
+
 __all__ = ["AuthMode", "AuthSettings", "JwtSettings"]
 
 AuthMode = Literal["auto", "open", "keys"]
@@ -37,8 +39,8 @@ class JwtSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     name_claim: str = "sub"
     tenants: dict[str, str] = {}
     models: tuple[str, ...] = ("*",)
-    routes: tuple[Literal["inference", "models", "metrics"], ...] = ("inference", "models")
-    priority: Literal["low", "normal", "high"] = "normal"
+    routes: tuple[RouteGroup, ...] = ("inference", "models")
+    priority: PriorityName = "normal"
 
 
 class AuthSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

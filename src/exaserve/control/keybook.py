@@ -31,19 +31,27 @@ class Keybook:
         self.salting_secret = secrets[min(secrets)] if secrets else b""
         self._by_digest: dict[str, tuple[ApiKey, float | None]] = {}
         for key in keys:
-            self.put(key)
+            self.put_key(key.id, key)
 
-    def put(self, key: ApiKey) -> None:
-        """A key is new or another one now."""
-        old = self.keys.get(key.id)
+    def put_key(self, name: str, key: ApiKey | None) -> None:
+        """A key is new, another one now, or with None gone."""
+        old = self.keys.pop(name, None)
         if old is not None:
             for digest in (old.digest, *(each[0] for each in old.previous)):
                 self._by_digest.pop(digest, None)
-        self.keys[key.id] = key
+        if key is None:
+            return
+        self.keys[name] = key
         if not key.revoked:
             for digest, _, until in key.previous:
                 self._by_digest[digest] = (key, until)
             self._by_digest[key.digest] = (key, None)
+
+    def put_tenant(self, name: str, tenant: Tenant | None) -> None:
+        """A tenant is new, another one now, or with None gone."""
+        self.tenants.pop(name, None)
+        if tenant is not None:
+            self.tenants[name] = tenant
 
     def __len__(self) -> int:
         return len(self._by_digest)

@@ -259,19 +259,12 @@ class LimitBook:
     ) -> Reservation | Shortage:
         """Reserves with every meter, or with none. ``now``: seconds, of a clock that all gateways share."""
         second = int(now)
-        amounts = [1.0] * len(meters)
-        short = False
+        amounts = [self._amount(meter, model, input_tokens, output_tokens, 0) for meter in meters]
         share, gateways = self.share, self.gateways
+        short = False
         for at in range(len(meters)):
-            meter = meters[at]
-            kind = meter.kind
-            meter.advance(second)
-            if kind == TOKENS or kind == TOKENS_PERIOD:  # noqa: PLR1714, SIM109 - compiled, a set would be slower
-                amounts[at] = float(input_tokens + output_tokens)
-            elif kind != REQUESTS and kind != CONCURRENT:  # noqa: PLR1714 - likewise
-                amounts[at] = self._amount(meter, model, input_tokens, output_tokens, 0)
-            if not meter.fits(amounts[at], share, gateways):
-                short = True
+            meters[at].advance(second)
+            short = short or not meters[at].fits(amounts[at], share, gateways)
         if short:
             return self._short(meters, amounts, second)
         for at in range(len(meters)):
@@ -300,7 +293,6 @@ class LimitBook:
         self, charge: Reservation, input_tokens: int, output_tokens: int, cached_tokens: int, *, counts: bool
     ) -> None:
         """The request has ended and used this much; ``counts`` is whether it counts as a request at all."""
-        same = input_tokens == charge.input_tokens and output_tokens == charge.output_tokens and not cached_tokens
         for meter in charge.meters:
             kind = meter.kind
             if kind == CONCURRENT:
@@ -308,8 +300,6 @@ class LimitBook:
             elif kind == REQUESTS:
                 if not counts:
                     self._add_to(meter, -1.0, charge.second)
-            elif kind < TOKENS_PERIOD and same:
-                continue
             else:
                 reserved = self._amount(meter, charge.model, charge.input_tokens, charge.output_tokens, 0)
                 actual = self._amount(meter, charge.model, input_tokens, output_tokens, cached_tokens)

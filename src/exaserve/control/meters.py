@@ -26,7 +26,6 @@ CONCURRENT: Final = 4
 TOKENS_PERIOD: Final = 5
 MONEY_PERIOD: Final = 6
 KINDS: Final = ("requests", "tokens", "input_tokens", "output_tokens", "concurrent", "tokens_period", "money_period")
-PERIODS: Final = ("", "day", "month")
 SPAN_S: Final = 61
 """Slots of a minute: use in the last moment of a slot is 60 seconds old only when the 61st has begun."""
 
@@ -139,7 +138,7 @@ class Meter:
 
     def fits(self, amount: float, share: float, gateways: int) -> bool:
         """Whether ``amount`` more is within the bound, by what is known here."""
-        left = self.limit * share - self.used - self.pending - self.heard
+        left = self.room(share)
         if amount > left:
             return False
         unheard = self.unheard

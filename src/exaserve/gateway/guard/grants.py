@@ -29,7 +29,7 @@ class Grant:
     """What its bearer may do.
 
     Attributes:
-        key_id / key_name / tenant: whose it is, for the ledger of use.
+        key: as it is written down; tenant: whose it is.
         priority: in the admission queue.
         may_say: what else it is trusted to say (see :data:`exaserve.control.records.SETTABLE`).
         ends_at: when it ends, seconds since 1970.
@@ -40,16 +40,14 @@ class Grant:
     """
 
     __slots__ = (
-        "_allowed", "_epoch", "_inference", "_key", "_may_salt", "_meters", "_models", "_salted", "_tenant",
-        "ends_at", "key_id", "key_name", "mark", "may_say", "priority", "routes", "salt", "seed", "spoken_for",
+        "_allowed", "_epoch", "_inference", "_may_salt", "_meters", "_models", "_salted", "_tenant", "ends_at", "key",
+        "mark", "may_say", "priority", "routes", "salt", "seed", "spoken_for",
         "tenant",
     )  # fmt: skip
 
     def __init__(self, key: ApiKey, tenant: Tenant | None, ends_at: float | None, salt: bytes = b"") -> None:
-        self._key = key
+        self.key = key
         self._tenant = tenant
-        self.key_id = key.id
-        self.key_name = key.name
         self.tenant = key.tenant
         self.priority = PRIORITIES[key.priority]
         self.may_say = frozenset(key.may_say)
@@ -66,10 +64,6 @@ class Grant:
         self._allowed: dict[str, bool] = {}
         self._meters: dict[str, tuple[Meter, ...]] = {}
         self._epoch = 0
-
-    @property
-    def key(self) -> ApiKey:
-        return self._key
 
     def said(self, withheld: bytes) -> bytes:
         """Those of a request's withheld header lines that it may say to replicas."""
@@ -94,7 +88,7 @@ class Grant:
             self._meters.clear()
         found = self._meters.get(model)
         if found is None:
-            key, tenant = self._key, self._tenant
+            key, tenant = self.key, self._tenant
             allowance = None if tenant is None else tenant.allowance
             found = limits.meters_for(key.id, key.allowance, key.tenant, allowance, model)
             if len(self._meters) >= _MODELS_MAX:

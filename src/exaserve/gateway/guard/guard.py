@@ -46,13 +46,13 @@ class Guard:
         self._grants: dict[bytes, Grant] = {}
 
     def forget(self) -> None:
-        """What tokens stand for may have changed."""
+        """What credentials stand for, or what bounds them, may have changed."""
         self._grants = {}
 
     def take(self, book: Keybook) -> None:
         """Keys or tenants have changed: what was known of credentials is forgotten."""
         self._book = book
-        self._grants = {}
+        self.forget()
 
     def grant(self, request: Request) -> Grant:
         """What the bearer of the request's credential may do.

@@ -11,7 +11,7 @@ from exaserve.control.keydesk import Keydesk, read_record
 from exaserve.control.levers import Levers
 from exaserve.control.limits import LimitBook
 from exaserve.control.meters import KINDS
-from exaserve.control.records import ApiKey
+from exaserve.control.records import ApiKey, Tenant
 from exaserve.domain.errors import ConfigError
 from exaserve.domain.replica import ReplicaId
 from exaserve.gateway.core import Core
@@ -22,8 +22,6 @@ from exaserve.gateway.guard.state import ControlState
 from exaserve.observe import EventLog, Family, labels
 
 __all__ = ["GuardKeeper"]
-
-_OF_GUARD = frozenset({"key", "tenant"})
 
 
 class GuardKeeper:
@@ -72,7 +70,7 @@ class GuardKeeper:
     def reload(self, cluster: Cluster) -> None:
         """The cluster file has other limits or prices."""
         self.limits.set_rules(cluster.limits, cluster.prices)
-        self.refresh()
+        self._guard.forget()
 
     def families(self, nodes: Mapping[str, str] | None) -> Iterator[Family]:
         """For the gateway's own metrics."""
@@ -106,7 +104,7 @@ class GuardKeeper:
         self.levers.joined(replica)
 
     def refresh(self) -> None:
-        """Keys, tenants or secrets are others: all of them are read, some 5 µs each."""
+        """There are other secrets, or it begins: all keys are read, some 5 µs each."""
         self._take(self.desk.book())
 
     def _take(self, book: Keybook) -> None:
@@ -120,12 +118,12 @@ class GuardKeeper:
         self._core.guard = self._guard if asks else None
 
     def _changed(self, entries: Sequence[Entry]) -> None:
-        mine = [entry for entry in entries if entry.kind in _OF_GUARD]
-        if any(entry.kind != "key" or entry.value is None for entry in mine):
-            self.refresh()
-        elif mine:
-            for entry in mine:
-                if (key := read_record(entry.value, ApiKey)) is not None:
-                    self._book.put(key)
+        mine = [entry for entry in entries if entry.kind in ("key", "tenant")]
+        for entry in mine:
+            if entry.kind == "tenant":
+                self._book.put_tenant(entry.id, read_record(entry.value, Tenant))
+            else:
+                self._book.put_key(entry.id, read_record(entry.value, ApiKey))
+        if mine:
             self._take(self._book)
         self.levers.changed(entries)

@@ -68,11 +68,11 @@ def _lines(what: bytes, meter: Meter, left: float, second: int) -> bytes:
 def shortage_error(shortage: Shortage, limits: LimitBook, model: str) -> ExaServeError:
     """What the client is told: what the bound is, and when to come again where that helps."""
     meter = shortage.meter
-    scope = meter.name.partition(":")[0].replace("=", " ")
-    if scope == "rule":
-        scope = meter.name.split(":")[1].replace("=", " ") or "this endpoint"
-    elif scope.startswith("key "):
+    scope = meter.name.rpartition(":")[0]
+    if scope.startswith("key="):
         scope = "this API key"
+    else:
+        scope = scope.removeprefix("rule:").replace("=", " ") or "this endpoint"
     said = _SAID[meter.kind].format(meter.period)
     used = meter.used + meter.heard + meter.pending
     limit = meter.limit * limits.share

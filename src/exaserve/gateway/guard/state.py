@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import TypeVar
 
 from exaserve.control.document import Document, Entry
 from exaserve.control.wish import AuditRow, Wish
@@ -28,6 +29,7 @@ WATCH_S = 0.25
 _PURGE_S = 3600.0
 _AUDIT_HELD = 10_000
 """Audit rows that are held without a folder."""
+_T = TypeVar("_T")
 
 
 class ControlState:
@@ -69,10 +71,8 @@ class ControlState:
         self._tasks: set[asyncio.Task[None]] = set()
         self._purged_at = wall()
         if folder is not None and (folder / FILE).exists():
-            self.document.merge(self._opened().entries(), 2**62)
-            self._unread = False
-            assert self._file is not None
-            self.secrets = self._file.read()
+            entries, self.secrets = self._look()
+            self.document.merge(entries, 2**62)
 
     def _opened(self) -> Store:
         """The folder, made where it is missing. Blocks; in the thread only, but for the start."""
@@ -104,7 +104,7 @@ class ControlState:
             await self._blocking(self._store.close)
         self._thread.shutdown(wait=False)
 
-    async def _blocking(self, call: Callable[..., object], *args: object) -> object:
+    async def _blocking(self, call: Callable[..., _T], *args: object) -> _T:
         return await asyncio.get_running_loop().run_in_executor(self._thread, call, *args)
 
     async def _watch(self) -> None:
@@ -112,7 +112,7 @@ class ControlState:
         while True:
             await asyncio.sleep(WATCH_S)
             try:
-                found, secrets = await asyncio.get_running_loop().run_in_executor(self._thread, self._look)
+                found, secrets = await self._blocking(self._look)
                 self._take_secrets(secrets)
                 self._changed(self.document.merge(found, 2**62), tell=True)
                 if self._store is not None and self.wall() - self._purged_at > _PURGE_S:
@@ -153,7 +153,7 @@ class ControlState:
             return file.ready()
 
         try:
-            return await asyncio.get_running_loop().run_in_executor(self._thread, make)
+            return await self._blocking(make)
         except OSError as error:
             raise ConfigError(f"{self.folder}: {error.strerror}", param="gateway.state_dir") from None
 
@@ -250,4 +250,4 @@ class ControlState:
             return [row for row in reversed(rows) if before is None or row[0] < before][:count]
         if self._store is None:
             return []
-        return await self._blocking(self._store.audit, count, before)  # type: ignore[return-value]
+        return await self._blocking(self._store.audit, count, before)

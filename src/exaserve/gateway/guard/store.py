@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import os
 import sqlite3
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from exaserve.control.document import Entry, Stamp
@@ -89,13 +90,22 @@ class Store:
             )
         if version == len(_MIGRATIONS):
             return
-        db.execute("BEGIN IMMEDIATE")
-        version = db.execute("PRAGMA user_version").fetchone()[0]  # another process may have been quicker
-        for number in range(version, len(_MIGRATIONS)):
-            for statement in filter(None, map(str.strip, _MIGRATIONS[number].split(";"))):
-                db.execute(statement)
-            db.execute(f"PRAGMA user_version={number + 1}")
-        db.execute("COMMIT")
+        with self._all_or_nothing():
+            version = db.execute("PRAGMA user_version").fetchone()[0]  # another process may have been quicker
+            for number in range(version, len(_MIGRATIONS)):
+                for statement in filter(None, map(str.strip, _MIGRATIONS[number].split(";"))):
+                    db.execute(statement)
+                db.execute(f"PRAGMA user_version={number + 1}")
+
+    @contextmanager
+    def _all_or_nothing(self) -> Iterator[None]:
+        self._db.execute("BEGIN IMMEDIATE")
+        try:
+            yield
+            self._db.execute("COMMIT")
+        except BaseException:
+            self._db.execute("ROLLBACK")
+            raise
 
     def close(self) -> None:
         self._db.close()
@@ -107,20 +117,16 @@ class Store:
 
     def write(self, entries: Iterable[Entry], audit: Iterable[AuditRow] = ()) -> None:
         """All or nothing; an entry that the file has in a later form is left as it is there."""
-        db = self._db
-        db.execute("BEGIN IMMEDIATE")
-        try:
-            db.executemany(
+        with self._all_or_nothing():
+            self._db.executemany(
                 "INSERT INTO entries VALUES (?, ?, ?, ?, ?, ?) ON CONFLICT (kind, id) DO UPDATE SET"
                 " value=excluded.value, wall_ms=excluded.wall_ms, count=excluded.count, writer=excluded.writer"
                 " WHERE (excluded.wall_ms, excluded.count, excluded.writer) > (wall_ms, count, writer)",
                 [(e.kind, e.id, e.value, *e.stamp) for e in entries],
             )
-            db.executemany("INSERT INTO audit (at, who, what, target, before, after) VALUES (?, ?, ?, ?, ?, ?)", audit)
-            db.execute("COMMIT")
-        except BaseException:
-            db.execute("ROLLBACK")
-            raise
+            self._db.executemany(
+                "INSERT INTO audit (at, who, what, target, before, after) VALUES (?, ?, ?, ?, ?, ?)", audit
+            )
 
     def forget(self, entries: Iterable[Entry]) -> None:
         """Old tombstones, and audit rows above their bound."""
@@ -154,17 +160,12 @@ class Store:
 
     def count(self, rows: Iterable[tuple[str, str, str, float]]) -> None:
         """Keeps amounts, of which the larger stays."""
-        self._db.execute("BEGIN IMMEDIATE")
-        try:
+        with self._all_or_nothing():
             self._db.executemany(
                 "INSERT INTO counters VALUES (?, ?, ?, ?) ON CONFLICT (meter, period, node) DO UPDATE SET"
                 " amount=max(amount, excluded.amount)",
                 rows,
             )
-            self._db.execute("COMMIT")
-        except BaseException:
-            self._db.execute("ROLLBACK")
-            raise
 
     def drop_counters(self, periods: Iterable[str]) -> None:
         """Forgets those of periods that are over."""

@@ -11,8 +11,10 @@ from typing import Any
 
 import msgspec
 
-__all__ = ["ABSENT", "Body", "GuardedBody", "Stated", "decode", "decode_guarded", "without_stated"]
+__all__ = ["ABSENT", "BOM", "Body", "GuardedBody", "Stated", "decode", "decode_guarded", "without_stated"]
 
+BOM = b"\xef\xbb\xbf"
+"""UTF-8's byte order mark, which Python's readers of JSON skip."""
 ABSENT = msgspec.Raw(b"")
 """What a field of raw JSON holds where the body has none."""
 
@@ -93,7 +95,7 @@ def without_stated(data: bytes, may_say: Collection[str]) -> bytes:
     try:
         values = dict(_decode_values(data))
     except (msgspec.DecodeError, UnicodeDecodeError):
-        values = json.loads(data.removeprefix(b"\xef\xbb\xbf"))
+        values = json.loads(data.removeprefix(BOM))
     kept = {
         name: value
         for name, value in values.items()

@@ -154,9 +154,8 @@ class ClientConnection(ClientWriter):
             if request.error is not None:
                 self._refuse(request, request.error, dialect)
                 return
-            guard = core.guard
-            asks = guard is not None and is_guarded(request.method, request.target)
-            grant = guard.grant(request) if asks and guard is not None else None
+            guard = core.guard if is_guarded(request.method, request.target) else None
+            grant = None if guard is None else guard.grant(request)
             route = resolve(request.method, request.target)
             dialect = route.dialect
             if grant is not None:
@@ -174,8 +173,8 @@ class ClientConnection(ClientWriter):
                     facts.session = grant.mark + facts.session
                 if not request.priority or "priority" not in grant.may_say:
                     facts.priority = grant.priority
-                if guard is not None:
-                    charge = guard.charge(grant, facts)
+                assert guard is not None
+                charge = guard.charge(grant, facts)
         except ClientError as error:
             if error.status == 401:
                 dialect = dialect_of(request.target)

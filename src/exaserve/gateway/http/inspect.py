@@ -18,7 +18,7 @@ from exaserve.domain.errors import ClientError, InvalidBody, ResponseNotFound, U
 from exaserve.domain.replica import ReplicaId
 from exaserve.domain.request import RequestFacts
 from exaserve.gateway.guard.grants import Grant
-from exaserve.gateway.http.body import ABSENT, Body, Stated, decode, decode_guarded, without_stated
+from exaserve.gateway.http.body import ABSENT, BOM, Body, Stated, decode, decode_guarded, without_stated
 from exaserve.gateway.http.kept import KeptResponses
 from exaserve.gateway.http.message_head import header
 from exaserve.gateway.http.parse import Request
@@ -39,7 +39,6 @@ _MODEL_CHARS_MAX = 512
 _SESSION_CHARS_MAX = 256
 _PARTS_MAX = 64
 _COUNT_MAX = 128
-_BOM = b"\xef\xbb\xbf"
 
 
 def inspect(
@@ -125,7 +124,7 @@ def _parse(request: Request, grant: Grant | None) -> Body:
 def _parse_leniently(data: bytes, error: Exception) -> Body:
     """As engines read: Python's json takes NaN, lone surrogates and a byte order mark. Some 10 ms for each MiB."""
     try:
-        value = json.loads(data.removeprefix(_BOM))
+        value = json.loads(data.removeprefix(BOM))
     except RecursionError:
         raise InvalidBody("The request body is nested too deeply.") from None
     except ValueError:

@@ -67,7 +67,6 @@ class LimitSync:
         self._told: dict[PeerLink, dict[tuple[str, int], float]] = {}
         """What each peer told, by meter and the second in which it is counted here."""
         self._known = (0, 0)
-        self._share = 1.0
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
@@ -126,19 +125,17 @@ class LimitSync:
         known = len(links), self._expected()
         if known != self._known:
             self._known = known
+            before = self._limits.share
             self._limits.share_with(*known)
-            self._say()
+            if self._limits.share != before:
+                self._say(self._limits.share)
 
-    def _say(self) -> None:
-        share = self._limits.share
-        if share == self._share:
-            return
+    def _say(self, share: float) -> None:
         if share < 1.0:
             why = "peers are lost; each side keeps to its part of every limit until they are back"
             self._log.warning("limits_in_part", share=round(share, 3), why=why)
         else:
             self._log.info("limits_whole", why="all peers are connected")
-        self._share = share
 
     def _greet(self, link: PeerLink) -> None:
         """It learns the whole window."""
