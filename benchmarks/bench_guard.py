@@ -25,7 +25,7 @@ from typing import NamedTuple
 import httpx
 
 from benchmarks.bench_path import COUNTS, WarmPath
-from benchmarks.machine import description
+from benchmarks.machine import Child, description, environment, start
 from exaserve.control.records import Allowance
 from exaserve.emulator.config import EmulatorConfig
 from exaserve.emulator.process import EmulatorProcess
@@ -36,6 +36,7 @@ GATEWAYS = 4
 CLIENTS = 50
 SECONDS = 60.0
 RPM, TPM = 600, 60_000
+START_MAX_S = 60.0
 
 
 class Verdict(NamedTuple):
@@ -82,25 +83,28 @@ def gateway(urls: list[str], folder: Path, name: str, peers: list[str]) -> Itera
     """URL, admin URL and peer address of a gateway process."""
     command = [sys.executable, "-m", "exaserve", "gateway", "--port", "0", "--admin-port", "0", "--name", name]
     command += ["--state-dir", str(folder), "--peer-listen", "127.0.0.1:0"]
-    command += [part for url in urls for part in ("--replica", url)] + [
-        part for peer in peers for part in ("--peer", peer)
-    ]
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    command += [part for url in urls for part in ("--replica", url)]
+    child = start(
+        f"gateway {name}", [*command, *(part for peer in peers for part in ("--peer", peer))], None, folder.parent
+    )
     try:
-        found: dict[str, str] = {}
-        assert process.stderr is not None
-        for line in process.stderr:
-            fields = dict(part.split("=", 1) for part in line.split() if "=" in part)
-            if fields.get("event") == "peering":
-                found["peer"] = fields["listen"]
-            elif fields.get("event") == "listening":
-                found |= {"url": fields["url"], "admin": fields["admin"]}
-            if len(found) == 3:
-                break
-        yield found["url"], found["admin"], found["peer"]
+        end = time.monotonic() + START_MAX_S
+        while (peering := _said(child, "peering")) is None or (listening := _said(child, "listening")) is None:
+            if time.monotonic() > end or child.process.poll() is not None:
+                raise SystemExit(f"a gateway did not start:\n{child.log_tail()}")
+            time.sleep(0.05)
+        yield listening["url"], listening["admin"], peering["listen"]
     finally:
-        process.terminate()
-        process.wait(60)
+        child.stop(60.0)
+
+
+def _said(child: Child, event: str) -> dict[str, str] | None:
+    """The fields of its first log line about ``event``."""
+    for line in child.log.read_text().splitlines():
+        fields = dict(part.split("=", 1) for part in line.split() if "=" in part)
+        if fields.get("event") == event:
+            return fields
+    return None
 
 
 async def overload(urls: list[str], secret: str, seconds: float) -> tuple[int, int, int]:
@@ -138,22 +142,10 @@ async def overload(urls: list[str], secret: str, seconds: float) -> tuple[int, i
 def limits_hold(seconds: float) -> list[Verdict]:
     with tempfile.TemporaryDirectory(prefix="exaserve-bench-") as name, ExitStack() as stack:
         folder = Path(name) / "g1"
-        create = [
-            sys.executable,
-            "-m",
-            "exaserve",
-            "keys",
-            "create",
-            "--rpm",
-            str(RPM),
-            "--tpm",
-            str(TPM),
-            "--concurrency",
-            "1000",
-        ]
-        secret = subprocess.run(
-            [*create, "--state-dir", str(folder)], check=True, capture_output=True, text=True
-        ).stdout.strip()
+        bounds = f"--rpm {RPM} --tpm {TPM} --concurrency 1000".split()
+        create = [sys.executable, "-m", "exaserve", "keys", "create", *bounds, "--state-dir", str(folder)]
+        made = subprocess.run(create, check=True, capture_output=True, text=True, env=environment())
+        secret = made.stdout.strip()
         engines = stack.enter_context(
             EmulatorProcess(EmulatorConfig(replicas=8, port=0, speed=20.0, load_s=1.0, served_model_names=(MODEL,)))
         )

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import concurrent.futures
-import subprocess
-import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +11,7 @@ import anthropic
 import httpx
 import openai
 import pytest
-from tests.e2e.harness import MODEL, GatewayProcess, emulator
+from tests.e2e.harness import MODEL, GatewayProcess, emulator, run, until
 
 from exaserve.emulator.process import EmulatorProcess
 from exaserve.gateway.guard.store import Store
@@ -35,15 +32,9 @@ def folder(tmp_path: Path) -> Path:
 
 
 def key(folder: Path, *args: str) -> str:
-    command = [sys.executable, "-m", "exaserve", "keys", "create", "--state-dir", str(folder), *args]
-    return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
-
-
-def until(condition: Callable[[], object]) -> None:
-    end = time.monotonic() + 30
-    while not condition():
-        assert time.monotonic() < end, "it did not happen"
-        time.sleep(0.02)
+    made = run("keys", "create", "--state-dir", str(folder), *args)
+    assert made.returncode == 0, made.stderr
+    return made.stdout.strip()
 
 
 def limits_at(process: GatewayProcess) -> list[dict[str, Any]]:

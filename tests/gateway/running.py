@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from random import Random
+from types import MappingProxyType
 from typing import Any
 
 import httpx
@@ -57,19 +58,21 @@ async def until(condition: Callable[[], object], timeout_s: float = 20.0) -> Non
 class Watched(Gateway):
     """A gateway whose log is in ``lines``."""
 
-    def __init__(self, cluster: Cluster, token: str | None) -> None:
+    def __init__(self, cluster: Cluster, token: str | None, **options: Any) -> None:
         self.lines: list[str] = []
         log = EventLog(self.lines.append, burst_max=1000)
-        super().__init__(cluster, log=log, rng=Random(0), admin_token=token)
+        super().__init__(cluster, log=log, rng=Random(0), admin_token=token, **options)
 
     def state(self, engine: FakeEngine) -> ReplicaLedger:
         return self.scheduler.states()[ReplicaId(f"127.0.0.1:{engine.port}")]
 
 
 @contextlib.asynccontextmanager
-async def running(*engines: FakeEngine, token: str | None = None, **settings: Any) -> AsyncIterator[Watched]:
-    """A started gateway, stopped and checked at the end."""
-    gateway = Watched(cluster_of(*engines, **settings), token)
+async def running(
+    *engines: FakeEngine, token: str | None = None, options: Mapping[str, Any] = MappingProxyType({}), **settings: Any
+) -> AsyncIterator[Watched]:
+    """A started gateway, stopped and checked at the end; ``options`` are the gateway's own, beside its cluster."""
+    gateway = Watched(cluster_of(*engines, **settings), token, **options)
     await gateway.start()
     try:
         yield gateway

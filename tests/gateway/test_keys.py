@@ -7,13 +7,12 @@ import contextlib
 import stat
 from collections.abc import AsyncIterator
 from pathlib import Path
-from random import Random
 from typing import Any
 
 import msgspec
 import pytest
 from tests.gateway.fake_engine import FakeEngine
-from tests.gateway.running import admin_of, client_of, cluster_of, until
+from tests.gateway.running import Watched, admin_of, client_of, running, until
 
 from exaserve.control.document import Document
 from exaserve.control.keydesk import Keydesk
@@ -22,34 +21,20 @@ from exaserve.domain.errors import ConfigError
 from exaserve.gateway.app import Gateway
 from exaserve.gateway.guard.secrets_file import SecretsFile
 from exaserve.gateway.guard.store import Store
-from exaserve.observe import EventLog
 
 pytestmark = pytest.mark.may_block
 CHAT = {"model": "m", "messages": [{"role": "user", "content": "x"}]}
 
 
-class Kept(Gateway):
-    """A gateway with a state folder, and its log in ``lines``."""
-
-    def __init__(self, *engines: FakeEngine, folder: Path | None, **settings: Any) -> None:
-        self.lines: list[str] = []
-        log = EventLog(self.lines.append, burst_max=1000)
-        super().__init__(
-            cluster_of(*engines, **settings), log=log, rng=Random(0), engine_api_key="sk-engines-own", state_dir=folder
-        )
-
-
 @contextlib.asynccontextmanager
-async def kept(*engines: FakeEngine, folder: Path | None = None, **settings: Any) -> AsyncIterator[Kept]:
+async def kept(*engines: FakeEngine, folder: Path | None = None, **settings: Any) -> AsyncIterator[Watched]:
+    """A gateway with a state folder, in front of engines that have a key of their own."""
     for engine in engines:
         engine.answers["/v1/chat/completions"] = (200, b'{"choices":[]}')
-    gateway = Kept(*engines, folder=folder, **settings)
-    await gateway.start()
-    try:
+    options = {"engine_api_key": "sk-engines-own", "state_dir": folder}
+    async with running(*engines, options=options, **settings) as gateway:
         await until(lambda: all(state.standing.available for state in gateway.scheduler.states().values()))
         yield gateway
-    finally:
-        await gateway.stop(0.0)
 
 
 def bearer(secret: str) -> dict[str, str]:
