@@ -8,7 +8,7 @@ counted. What failed costs nothing.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from math import inf
 
@@ -96,6 +96,7 @@ class LimitBook:
         meters: by name.
         epoch: meters were forgotten, so that those who keep some have to ask for them again.
         sharing: whether any are connected; changed: meters of which they have not been told all.
+        on_change: told when there is such a meter and was none before.
         refused: by kind of bound.
     """
 
@@ -111,6 +112,7 @@ class LimitBook:
         self.sharing = False
         self.epoch = 0
         self.changed: dict[Meter, None] = {}
+        self.on_change: Callable[[], object] = int
         self._turn = 0
 
     def set_rules(self, rules: Sequence[LimitRule], prices: Mapping[str, Price]) -> None:
@@ -131,6 +133,8 @@ class LimitBook:
         self.gateways = others + 1
         self.share = min(1.0, (others + 1) / (max(expected, others) + 1))
         self.sharing = others > 0
+        if not self.sharing:
+            self.changed.clear()
         for meter in self.meters.values():
             if not self.sharing:
                 meter.changes = None
@@ -313,6 +317,8 @@ class LimitBook:
     def _add_to(self, meter: Meter, amount: float, second: int) -> None:
         meter.add(amount, second)
         if self.sharing:
+            if not self.changed:
+                self.on_change()
             self.changed[meter] = None
 
     def validate(self) -> None:

@@ -153,6 +153,8 @@ class Gateway:
             self.keeper.limits, peering.links, peering.expected, self.keeper.periods, control.wall, self.log
         )
         peering.takers[FrameKind.LIMITS] = shared.took
+        peering.on_greeted.append(shared.greeted)
+        peering.on_lost.append(shared.lost)
         self._shared_limits = shared
         return peering
 

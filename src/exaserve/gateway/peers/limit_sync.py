@@ -23,12 +23,12 @@ from exaserve.gateway.peers.link import PeerLink
 from exaserve.observe import EventLog
 from exaserve.wire import FrameKind, WireError
 
-__all__ = ["FLUSH_S", "LimitSync"]
+__all__ = ["FLUSH_S", "PERIODS_S", "LimitSync"]
 
 FLUSH_S = 0.005
-"""Between two tellings, and so half of how old what a peer knows is."""
-_PERIODS_EVERY = 100
-"""Tellings between two of the sums of days and months."""
+"""From a use to its telling, together with all others meanwhile; half of how old what a peer knows is."""
+PERIODS_S = 0.5
+"""Between two tellings of the sums of days and months, and two looks at how many peers there should be."""
 _PENDING_MAX = 4096
 """Tellings that peers have not confirmed; beyond, the oldest count as heard."""
 _ROWS_MAX = 20_000
@@ -56,6 +56,7 @@ class LimitSync:
         log: EventLog,
     ) -> None:
         self._limits = limits
+        limits.on_change = self._soon
         self._links = links
         self._expected = expected
         self._periods = periods
@@ -68,33 +69,39 @@ class LimitSync:
         """What each peer told, by meter and the second in which it is counted here."""
         self._known = (0, 0)
         self._task: asyncio.Task[None] | None = None
+        self._timer: asyncio.TimerHandle | None = None
 
     def start(self) -> None:
+        self._recount()
         self._task = asyncio.get_running_loop().create_task(self._run())
 
     async def stop(self) -> None:
+        self._limits.on_change = int
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
             self._task = None
 
     async def _run(self) -> None:
-        number = 0
         while True:
-            await asyncio.sleep(FLUSH_S)
-            self.flush()
-            number += 1
-            if number % _PERIODS_EVERY == 0 and (rows := self._periods.told()):
-                for link in self._links():
+            await asyncio.sleep(PERIODS_S)
+            self._recount()
+            if links := self._links():
+                rows = self._periods.told()
+                for link in links if rows else ():
                     self._send(link, ("period", rows))
 
-    def flush(self) -> None:
+    def _soon(self) -> None:
+        if self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(FLUSH_S, self._flush)
+
+    def _flush(self) -> None:
         """Tells what changed since the last time."""
-        links = self._links()
-        self._notice(links)
+        self._timer = None
         limits = self._limits
-        if not links or not limits.changed:
-            return
         rows: list[_Row] = []
         amounts: list[tuple[Meter, float]] = []
         for meter in limits.changed:
@@ -103,6 +110,9 @@ class LimitSync:
                 amounts.append((meter, sum(meter.changes.values())))
                 meter.changes = {}
         limits.changed.clear()
+        links = self._links()
+        if not rows or not links:
+            return
         self._number += 1
         self._pending.append((self._number, amounts))
         if len(self._pending) > _PENDING_MAX:
@@ -111,18 +121,27 @@ class LimitSync:
             for link in links:
                 self._send(link, ("used", self._number, piece))
 
-    def _notice(self, links: list[PeerLink]) -> None:
-        """Who came and who was lost."""
-        for link in [each for each in {**self._heard, **self._told} if each not in links]:
-            self._heard.pop(link, None)
-            now = int(self._wall())
-            for (name, second), amount in self._told.pop(link, {}).items():
-                self._limits.hear(name, second, -amount, now)
-            self._confirm(min(self._heard.values(), default=self._number))
-        for link in links:
-            if link not in self._heard:
-                self._greet(link)
-        known = len(links), self._expected()
+    def greeted(self, link: PeerLink) -> None:
+        """A peer has come: it learns the whole window."""
+        self._heard[link] = self._number
+        minutes = [meter for meter in self._limits.meters.values() if meter.kind < TOKENS_PERIOD]
+        rows = [(meter.name, second, amount) for meter in minutes for second, amount in meter.told()]
+        for piece in _pieces(rows):
+            self._send(link, ("used", self._number, piece))
+        self._recount()
+
+    def lost(self, link: PeerLink) -> None:
+        """A peer is gone, and with it what it told."""
+        self._heard.pop(link, None)
+        now = int(self._wall())
+        for (name, second), amount in self._told.pop(link, {}).items():
+            self._limits.hear(name, second, -amount, now)
+        self._confirm(min(self._heard.values(), default=self._number))
+        self._recount()
+
+    def _recount(self) -> None:
+        """How many gateways there are, and how many there should be."""
+        known = len(self._links()), self._expected()
         if known != self._known:
             self._known = known
             before = self._limits.share

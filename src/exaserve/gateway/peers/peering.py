@@ -100,6 +100,7 @@ class Peering:
         self.takers: dict[FrameKind, Callable[[PeerLink, bytes], None]] = {}
         """Who takes which kind of frames, beside those of placements."""
         self.on_greeted: list[Callable[[PeerLink], None]] = []
+        self.on_lost: list[Callable[[PeerLink], None]] = []
         self.losses_total = 0
         self.refused_total = 0
         self.flushes_total = 0
@@ -324,6 +325,8 @@ class Peering:
 
     def _forget(self, link: PeerLink) -> None:
         del self._links[link.peer]
+        for call in self.on_lost:
+            call(link)
         self.outbox.listening = bool(self._links)
         if not self.outbox.listening:
             self.outbox.take()
